@@ -32,8 +32,50 @@ __device__ __forceinline__ void store_rows(__nv_bfloat16* out, int64_t stride, i
   }
 }
 
-// The same for any number of columns and any alignment. With `pairs` the rows of `out` are aligned
-// to two elements and cols is even.
+// out = keep(i) out + factor(i) x, f32. The stride is even and `out` is aligned to 8 bytes.
+template <int kRowBlocks, int kColBlocks, typename Keep, typename Factor>
+__device__ __forceinline__ void combine_rows(float* out, int64_t stride, int rows, int cols,
+                                             const Accumulator<kRowBlocks, kColBlocks>& x,
+                                             Keep&& keep, Factor&& factor) {
+  const int row = lane_row(), col = lane_col();
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    if (row + i * 8 >= rows) continue;
+    const float k = keep(i), f = factor(i);
+    float* to = out + (row + i * 8) * stride + col;
+#pragma unroll
+    for (int c = 0; c < kColBlocks; ++c) {
+      if (c * 8 >= cols) break;
+      const float* pair = x.at[i / 2][c] + i % 2 * 2;
+      float2& sum = *reinterpret_cast<float2*>(to + c * 8);
+      sum = make_float2(fmaf(pair[0], f, k * sum.x), fmaf(pair[1], f, k * sum.y));
+    }
+  }
+}
+
+// out += factor(i) x, likewise.
+template <int kRowBlocks, int kColBlocks, typename Factor>
+__device__ __forceinline__ void add_rows(float* out, int64_t stride, int rows, int cols,
+                                         const Accumulator<kRowBlocks, kColBlocks>& x,
+                                         Factor&& factor) {
+  const int row = lane_row(), col = lane_col();
+#pragma unroll
+  for (int i = 0; i < 2 * kRowBlocks; ++i) {
+    if (row + i * 8 >= rows) continue;
+    const float f = factor(i);
+    float* to = out + (row + i * 8) * stride + col;
+#pragma unroll
+    for (int c = 0; c < kColBlocks; ++c) {
+      if (c * 8 >= cols) break;
+      const float* pair = x.at[i / 2][c] + i % 2 * 2;
+      float2& sum = *reinterpret_cast<float2*>(to + c * 8);
+      sum = make_float2(fmaf(pair[0], f, sum.x), fmaf(pair[1], f, sum.y));
+    }
+  }
+}
+
+// The same for any number of columns and any alignment, rounded to bf16. With `pairs` the rows of
+// `out` are aligned to two elements and cols is even.
 template <int kRowBlocks, int kColBlocks, typename Factor>
 __device__ __forceinline__ void store_any_rows(__nv_bfloat16* out, int64_t stride, int rows,
                                                int cols, bool pairs,

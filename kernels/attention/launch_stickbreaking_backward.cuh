@@ -11,34 +11,35 @@ namespace sbtrain::kernels {
 // stickbreaking_backward() of a problem with gates.
 void stickbreaking_gated_backward(cudaStream_t stream, const StickBreakingProblem& p);
 
-template <int kD, bool kGated, int kStages>
+template <int kD, bool kGated, int kStages, bool kFar>
 void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_head,
                                int heads) {
-  dim3 grid = attention_grid(p.tokens, kStickKeys, std::max(1, heads / p.group));
+  const int keys = kFar ? p.tokens - p.far.key / kStickKeys * kStickKeys : p.tokens;
+  dim3 grid = attention_grid(keys, kStickKeys, std::max(1, heads / p.group));
   grid.z = kColumnParts<kD>;
   const auto launch = [&](auto kernel) {
     launch_attention("stickbreaking_backward", stream, kernel, grid, StickThreads::kThreads,
                      KeyGradientTiles<kD, kGated, kStages>::kBytes, p, first_head, heads,
                      first_head / p.group);
   };
-  p.group > 1 ? launch(stick_key_gradient_kernel<kD, kGated, kStages, true>)
-              : launch(stick_key_gradient_kernel<kD, kGated, kStages, false>);
+  p.group > 1 ? launch(stick_key_gradient_kernel<kD, kGated, kStages, true, kFar>)
+              : launch(stick_key_gradient_kernel<kD, kGated, kStages, false, kFar>);
 }
 
 // With two stages of queries, which fit every GPU for heads of up to 64 channels and those with
 // more than 99 KiB of shared memory for 128. Wider heads have one stage.
-template <int kD, bool kGated>
+template <int kD, bool kGated, bool kFar = false>
 void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_head,
                                int heads) {
   if constexpr (kD <= 64) {
-    launch_stick_key_gradient<kD, kGated, 2>(stream, p, first_head, heads);
+    launch_stick_key_gradient<kD, kGated, 2, kFar>(stream, p, first_head, heads);
   } else {
     if constexpr (kD <= 128) {
       if (KeyGradientTiles<kD, kGated, 2>::kBytes <= most_shared_bytes()) {
-        return launch_stick_key_gradient<kD, kGated, 2>(stream, p, first_head, heads);
+        return launch_stick_key_gradient<kD, kGated, 2, kFar>(stream, p, first_head, heads);
       }
     }
-    launch_stick_key_gradient<kD, kGated, 1>(stream, p, first_head, heads);
+    launch_stick_key_gradient<kD, kGated, 1, kFar>(stream, p, first_head, heads);
   }
 }
 
@@ -57,6 +58,18 @@ void launch_stickbreaking_backward(cudaStream_t stream, const StickBreakingProbl
       launch_stick_key_gradient<kD, kGated>(stream, p, head, heads);
     }
   });
+}
+
+// Of the queries p.far.first_query to p.far.queries and `heads` heads from `head` on.
+template <int kD>
+void launch_stick_far_backward(cudaStream_t stream, const StickBreakingProblem& p, int head,
+                               int heads) {
+  using Shape = StickShape<kD, StickPass::kQuery>;
+  launch_attention("stickbreaking_far_backward", stream,
+                   stick_query_gradient_kernel<kD, false, true>,
+                   query_grid(p.far.queries - p.far.first_query, Shape::kQueries, heads, p.group),
+                   StickThreads::kThreads, stick_query_shared_bytes<kD>(), p, head, head / p.group);
+  launch_stick_key_gradient<kD, false, true>(stream, p, head, heads);
 }
 
 }  // namespace sbtrain::kernels

@@ -102,10 +102,10 @@ __device__ __forceinline__ void correct_delta(const SoftmaxProblem& p, const Sof
   }
 }
 
-template <typename Shape, typename Policy>
+template <typename Shape, typename Policy, typename Problem = SoftmaxProblem>
 static __global__ __launch_bounds__(
     Shape::kThreads,
-    Shape::kBlocks) void softmax_query_gradient_kernel(SoftmaxProblem p,
+    Shape::kBlocks) void softmax_query_gradient_kernel(Problem p,
                                                        const __grid_constant__ Policy policy,
                                                        float* delta_HT) {
   constexpr int kD = Shape::kD, kKeys = Shape::kKeys, kRowBlocks = Shape::kRowBlocks;
@@ -119,14 +119,14 @@ static __global__ __launch_bounds__(
   char* const policy_stages = reinterpret_cast<char*>(v_tiles.first + Keys::kElements);
 
   const BlockThreads<Shape::kThreads> group;
-  const SoftmaxHead head = head_of_block(p);
+  const SoftmaxHead head = head_of_block<SoftmaxProblem>(p);
   const SoftmaxHead key_head = head.of_keys();
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kQueries;
   load_rows<Shape::kQueries, kD>(group, q_tile, head, p.q, first);
   load_rows<Shape::kQueries, kD>(group, dout_tile, head, p.dout, first);
   const int warp_row = group.warp() * 16 * kRowBlocks;
   const Visibility visibility = visibility_of(p);
-  const LaneKeys<kRowBlocks> seen(visibility, first + warp_row);
+  const LaneKeys<kRowBlocks, kIsFar<Problem>> seen(visibility, first + warp_row);
   Scores scores(policy, {head.index, first, warp_row});
   const auto load_keys = [&](int key, int stage) {
     load_rows<kKeys, kD>(group, k_tiles.at(stage), key_head, p.k, key);
@@ -137,7 +137,8 @@ static __global__ __launch_bounds__(
   const LaneQuery query(p, head, seen, delta_HT);
 
   const int begin = visibility.first_key(first) / kKeys * kKeys;
-  const int end = min(first + Shape::kQueries, p.tokens);
+  const int end = kIsFar<Problem> ? p.tokens : min(first + Shape::kQueries, p.tokens);
+  if (kIsFar<Problem> && begin >= end) return;  // a window hides all keys
   load_keys(begin, 0);
   TileRows<kRowBlocks, kD, Shape::kKeepQueries> q(q_tile, warp_row), dout(dout_tile, warp_row);
   Accumulator<kRowBlocks, kD / 8> dq;
@@ -151,7 +152,7 @@ static __global__ __launch_bounds__(
     if (!seen.some(key, kKeys)) continue;
     Accumulator<kRowBlocks, kKeys / 8> s, ds;
     product_with_rows(s, q, k_tiles.at(stage));
-    scores.enter(policy_stages + stage * Scores::stage_bytes(), key);
+    scores.enter(policy_stages + stage * Scores::stage_bytes(), key - distance_of(p));
     scores.score(s);
     seen.mask(s, key);
     to_query_gradients(s, ds, query,
@@ -164,8 +165,14 @@ static __global__ __launch_bounds__(
   if constexpr (Policy::kExactDelta) {
     correct_delta<kRowBlocks>(p, head, seen.first, query.delta, residual, delta_HT);
   }
-  store_rows(head.row(p.dq, seen.first), p.dq.stride, p.tokens - seen.first, p.head_dim, dq,
-             [&](int) { return p.scale; });
+  const auto scaled = [&](int) { return p.scale; };
+  if constexpr (kIsFar<Problem>) {
+    add_rows(sum_row(head, p.dq_sum, seen.first), p.dq_sum.stride, p.queries - seen.first,
+             p.head_dim, dq, scaled);
+  } else {
+    store_rows(head.row(p.dq, seen.first), p.dq.stride, p.tokens - seen.first, p.head_dim, dq,
+               scaled);
+  }
 }
 
 // ---- dk and dv ----------------------------------------------------------------------------------
@@ -210,8 +217,18 @@ __device__ __forceinline__ void load_values(const Group& group, const QueryValue
     const int64_t at = head.at(row);
     if (which == 0) cp_async4(shared_address(to.lse + i), p.lse + at, valid);
     if (which == 1) cp_async4(shared_address(to.delta + i), delta_HT + at, valid);
-    if (which == 2) cp_async4(shared_address(to.position + i), p.positions + row, valid);
+    // Those of another rank's keys need no position.
+    if (which == 2 && p.positions) {
+      cp_async4(shared_address(to.position + i), p.positions + row, valid);
+    }
   }
+}
+
+// The first key of query i of the tile.
+__device__ __forceinline__ int first_key_of(const Visibility& visibility, int query,
+                                            const QueryValues& values, int i) {
+  return visibility.far ? visibility.first_key(query)
+                        : visibility.first_key(query, values.position[i]);
 }
 
 // P^T [keys, queries] of one warp from the scores; its keys are those from `first_key` on.
@@ -229,13 +246,13 @@ __device__ __forceinline__ void to_probabilities(Accumulator<kRowBlocks, kColBlo
         const int in_tile = c * 8 + col + odd;
         const int query = first_query + in_tile;
         const float lse_log2 = values.lse[in_tile] * kLog2e;
-        const int lowest = is_masked() ? visibility.first_key(query, values.position[in_tile]) : 0;
+        const int lowest = is_masked() ? first_key_of(visibility, query, values, in_tile) : 0;
 #pragma unroll
         for (int r = 0; r < 2 * kRowBlocks; ++r) {
           const int key = first_key + row + r * 8;
           float& x = s.at[r / 2][c][r % 2 * 2 + odd];
           x = exp2_ftz(x - lse_log2);
-          if (is_masked() && (key > query || key < lowest)) x = 0.0f;
+          if (is_masked() && ((!visibility.far && key > query) || key < lowest)) x = 0.0f;
         }
       }
     }
@@ -376,6 +393,19 @@ struct SoftmaxKeyGradients {
     }
     add_product<kRowBlocks, kColBlocks, kD>(dv, s, second ? q_tile : dout_tile);
   }
+  __device__ __forceinline__ void write(const SoftmaxFarProblem& p, const SoftmaxHead& head,
+                                        int first, bool second) const {
+    const auto add = [&](const Matrix<float>& to, const auto& x, float factor) {
+      add_rows(sum_row(head, to, first), to.stride, p.tokens - first, p.head_dim, x,
+               [&](int) { return factor; });
+    };
+    if constexpr (Shape::kPairs) {
+      add(second ? p.dk_sum : p.dv_sum, dv, second ? p.scale : 1.0f);
+    } else {
+      add(p.dk_sum, dk, p.scale);
+      add(p.dv_sum, dv, 1.0f);
+    }
+  }
   __device__ __forceinline__ void write(const SoftmaxProblem& p, const SoftmaxHead& head, int first,
                                         bool second) const {
     const int rows = p.tokens - first;
@@ -394,15 +424,14 @@ struct SoftmaxKeyGradients {
 
 // Adds what the queries of one head give to the gradients of the keys from `first` on, which have
 // been loaded, or are being.
-template <typename Shape, typename Policy, typename Tiles>
+template <typename Shape, typename Policy, typename Tiles, typename Problem>
 __device__ __forceinline__ void add_queries_of_head(SoftmaxKeyGradients<Shape>& gradients,
-                                                    const Tiles& tiles, const SoftmaxHead& head,
-                                                    const Policy& policy, int first,
-                                                    const float* delta_HT) {
+                                                    const Tiles& tiles, const Problem& p,
+                                                    const SoftmaxHead& head, const Policy& policy,
+                                                    int first, const float* delta_HT) {
   constexpr int kD = Shape::kD, kQueries = Shape::kQueries, kRowBlocks = Shape::kRowBlocks;
   using Gradients = SoftmaxKeyGradients<Shape>;
   const BlockThreads<Shape::kThreads> group;
-  const SoftmaxProblem& p = head.p;
   const int pair = group.warp() % Gradients::kGroups;
   const int warp_row = pair * 16 * kRowBlocks;
   const int warp_first = first + warp_row;  // keys of the warp
@@ -416,21 +445,22 @@ __device__ __forceinline__ void add_queries_of_head(SoftmaxKeyGradients<Shape>& 
     scores.load(group, tiles.policy(stage), query);
     cp_async_commit();
   };
-  load_queries(first, 0);
+  const int begin = kIsFar<Problem> ? 0 : first;
+  load_queries(begin, 0);
   const int end = visibility.end_query(min(first + Shape::kKeys, p.tokens) - 1);
   const bool second = Shape::kPairs && group.warp() >= Gradients::kGroups;
   const typename Gradients::Rows k(second ? tiles.v : tiles.k, warp_row), v(tiles.v, warp_row);
   scores.begin_gradient(group, tiles.policy(2));
-  for (int query = first, stage = 0; query < end; query += kQueries, stage ^= 1) {
+  for (int query = begin, stage = 0; query < end; query += kQueries, stage ^= 1) {
     cp_async_wait<0>();
     group.sync();
     if (query + kQueries < end) load_queries(query + kQueries, stage ^ 1);
     const QueryValues values = tiles.values(stage);
-    const int lowest = visibility.first_key(query, values.position[0]);
-    const int highest = visibility.first_key(query + kQueries - 1, values.position[kQueries - 1]);
-    if (query + kQueries <= warp_first || lowest > warp_last) continue;
-    const bool masked = query < warp_last || highest > warp_first;
-    scores.enter(tiles.policy(stage), query);
+    const int lowest = first_key_of(visibility, query, values, 0);
+    const int highest = first_key_of(visibility, query + kQueries - 1, values, kQueries - 1);
+    if ((!kIsFar<Problem> && query + kQueries <= warp_first) || lowest > warp_last) continue;
+    const bool masked = (!kIsFar<Problem> && query < warp_last) || highest > warp_first;
+    scores.enter(tiles.policy(stage), query + distance_of(p));
     const auto to_p = [&](auto& s) {
       to_probabilities(s, warp_first, query, visibility, masked, values);
     };
@@ -446,16 +476,16 @@ __device__ __forceinline__ void add_queries_of_head(SoftmaxKeyGradients<Shape>& 
 
 // A block has a tile of keys of one head, and walks over the queries of one head of its group after
 // the other. A kernel of its own computes heads that form no groups, in fewer registers.
-template <typename Shape, typename Policy, bool kGrouped>
+template <typename Shape, typename Policy, bool kGrouped, typename Problem = SoftmaxProblem>
 static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_kernel(
-    SoftmaxProblem p, const __grid_constant__ Policy policy, const float* delta_HT) {
+    Problem p, const __grid_constant__ Policy policy, const float* delta_HT) {
   using Gradients = SoftmaxKeyGradients<Shape>;
   extern __shared__ __align__(128) unsigned char shared[];
   const SoftmaxKeyTiles<Shape, typename Policy::template KeyRows<Shape>> tiles(shared);
   const BlockThreads<Shape::kThreads> group;
   const auto key_index = static_cast<int>(blockIdx.y);
   const SoftmaxHead key_head(p, key_index, key_index);
-  const int first = static_cast<int>(blockIdx.x) * Shape::kKeys;
+  const int first = (static_cast<int>(blockIdx.x) + first_key_of(p) / Shape::kKeys) * Shape::kKeys;
   load_rows<Shape::kKeys, Shape::kD>(group, tiles.k, key_head, p.k, first);
   load_rows<Shape::kKeys, Shape::kD>(group, tiles.v, key_head, p.v, first);
   Gradients gradients;
@@ -465,7 +495,7 @@ static __global__ __launch_bounds__(Shape::kThreads) void softmax_key_gradient_k
 #pragma unroll 1
   do {
     const SoftmaxHead head(p, kGrouped ? key_index * p.group + n : key_index, key_index);
-    add_queries_of_head(gradients, tiles, head, policy, first, delta_HT);
+    add_queries_of_head(gradients, tiles, p, head, policy, first, delta_HT);
     if (kGrouped) group.sync();  // they have been read, so those of the next head may come
   } while (kGrouped && ++n < p.group);
   const int pair = group.warp() % Gradients::kGroups;

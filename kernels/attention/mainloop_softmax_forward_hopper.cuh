@@ -100,6 +100,7 @@ class HopperSoftmaxForwardConsumer : public TileState {
   using Shared = HopperSoftmaxForwardShared<Shape>;
   using Arguments = HopperSoftmaxArguments<Policy>;
   using Tile = WarpgroupAccumulator<kKeys>;
+  static constexpr bool kFar = kIsFar<ProblemOf<Policy>>;
 
  public:
   __device__ __forceinline__ HopperSoftmaxForwardConsumer(Shared& shared, const Arguments& x,
@@ -107,7 +108,7 @@ class HopperSoftmaxForwardConsumer : public TileState {
       : s_(shared), x_(x), index_(index) {}
 
   __device__ __forceinline__ void compute(const QueryTile& tile) {
-    const SoftmaxProblem& p = x_.p;
+    const auto& p = x_.p;
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
     const int warp_row = 64 * index_ + 16 * warp;
     const int first = tile.first + warp_row;
@@ -142,7 +143,11 @@ class HopperSoftmaxForwardConsumer : public TileState {
     x.a.pin();
     s_.values.release_and_advance(v_);
     for (int block = begin; block > tile.begin; block -= kKeys) pass_over();
-    write_softmax<1>(p, SoftmaxHead(p, tile.head), first, x.o, x.softmax);
+    if constexpr (kFar) {
+      merge_softmax<1>(p, SoftmaxHead(p, tile.head), first, x.o, x.softmax);
+    } else {
+      write_softmax<1>(p, SoftmaxHead(p, tile.head), first, x.o, x.softmax);
+    }
   }
 
  private:
@@ -173,9 +178,9 @@ class HopperSoftmaxForwardConsumer : public TileState {
       staged = s_.staged[staged_.stage()];
       staged_.advance();
     }
-    scores.enter(staged, block);
+    scores.enter(staged, block - distance_of(x_.p));
     scores.score(s);
-    mask(s, seen, block, -INFINITY);
+    mask<kFar>(s, seen, block, -INFINITY);
     x.raised = x.softmax.raise(s, x.factor);
     x.softmax.exponentiate(s);
   }
@@ -204,7 +209,8 @@ struct SoftmaxForwardMainloop {
   using Producer = HopperSoftmaxForwardProducer<Shape, Policy>;
   using Consumer = HopperSoftmaxForwardConsumer<Shape, Policy>;
   static constexpr int kTileRows = Shape::kQueries;
-  static SoftmaxQuerySteps<Shape::kQueries, Shape::kKeys> steps(const SoftmaxProblem& p) {
+  static SoftmaxQuerySteps<Shape::kQueries, Shape::kKeys, ProblemOf<Policy>> steps(
+      const ProblemOf<Policy>& p) {
     return {p};
   }
 };

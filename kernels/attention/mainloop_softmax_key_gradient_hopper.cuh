@@ -91,7 +91,7 @@ class HopperSoftmaxKeyProducer : public TileState {
       : s_(shared), x_(x) {}
 
   __device__ __forceinline__ KeyTile tile_of(int tile, int head) const {
-    return {tile * Shape::kKeys, head};
+    return {(first_key_of(x_.p) / Shape::kKeys + tile) * Shape::kKeys, head};
   }
   __device__ __forceinline__ void load(const KeyTile& tile) {
     const int first = tile.first, group = Policy::kOfHead ? 1 : x_.p.group;
@@ -99,7 +99,8 @@ class HopperSoftmaxKeyProducer : public TileState {
     Scores scores(x_.policy, {tile.head, first, 0});
     load_keys(first, tile.head);
     for (int head = tile.head * group; head < (tile.head + 1) * group; ++head) {
-      for (int query = first; query < end; query += kQueries) load_queries(scores, query, head);
+      const int begin = kIsFar<ProblemOf<Policy>> ? 0 : first;
+      for (int query = begin; query < end; query += kQueries) load_queries(scores, query, head);
     }
     load_queries(scores, -1, tile.head);
   }
@@ -156,13 +157,14 @@ class HopperSoftmaxKeyConsumer : public TileState {
   using Gradient = WarpgroupAccumulator<kD>;
   using Keys = TileOperand<Shape::kRows, kD, TileUse::kRows>;
   using Queries = TileOperand<kQueries, kD, TileUse::kRows>;
+  static constexpr bool kFar = kIsFar<ProblemOf<Policy>>;
 
  public:
   __device__ __forceinline__ HopperSoftmaxKeyConsumer(Shared& shared, const Arguments& x, int index)
       : s_(shared), x_(x), index_(index) {}
 
   __device__ __forceinline__ void compute(const KeyTile& tile) {
-    const SoftmaxProblem& p = x_.p;
+    const auto& p = x_.p;
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
     const int warp_row = Shape::kRows * index_ + 16 * warp;
     first_ = tile.first + Shape::kRows * index_;
@@ -181,10 +183,15 @@ class HopperSoftmaxKeyConsumer : public TileState {
     const SoftmaxHead head(p, tile.head);
     const float scale = p.scale;
     const int rows = p.tokens - warp_first_;
-    store_rows(head.row(p.dk, warp_first_), p.dk.stride, rows, p.head_dim, dk,
-               [scale](int) { return scale; });
-    store_rows(head.row(p.dv, warp_first_), p.dv.stride, rows, p.head_dim, dv,
-               [](int) { return 1.0f; });
+    const auto scaled = [scale](int) { return scale; };
+    const auto whole = [](int) { return 1.0f; };
+    if constexpr (kFar) {
+      add_rows(sum_row(head, p.dk_sum, warp_first_), p.dk_sum.stride, rows, p.head_dim, dk, scaled);
+      add_rows(sum_row(head, p.dv_sum, warp_first_), p.dv_sum.stride, rows, p.head_dim, dv, whole);
+    } else {
+      store_rows(head.row(p.dk, warp_first_), p.dk.stride, rows, p.head_dim, dk, scaled);
+      store_rows(head.row(p.dv, warp_first_), p.dv.stride, rows, p.head_dim, dv, whole);
+    }
   }
 
  private:
@@ -253,8 +260,8 @@ class HopperSoftmaxKeyConsumer : public TileState {
     s_.queries.full[stage].wait(state_.parity());
     const int query = uniform(s_.first_query[stage]);
     if (query < 0) return -1;
-    const int lowest = uniform(visibility_of(x_.p).first_key(query, s_.position[stage][0]));
-    if (query + kQueries <= first_ || lowest >= first_ + Shape::kRows) return -1;
+    const int lowest = uniform(first_key_of(visibility_of(x_.p), query, s_.values(stage), 0));
+    if ((!kFar && query + kQueries <= first_) || lowest >= first_ + Shape::kRows) return -1;
     state_.advance();
     return stage;
   }
@@ -275,9 +282,9 @@ class HopperSoftmaxKeyConsumer : public TileState {
   __device__ __forceinline__ void to_probabilities(Scores& scores, Tile& s, int stage) {
     const Visibility seen = visibility_of(x_.p);
     const int query = uniform(s_.first_query[stage]);
-    const int highest = seen.first_key(query + kQueries - 1, s_.position[stage][kQueries - 1]);
-    const bool masked = uniform(query < warp_first_ + 15 || highest > warp_first_);
-    scores.enter(s_.staged[stage], query);
+    const int highest = first_key_of(seen, query + kQueries - 1, s_.values(stage), kQueries - 1);
+    const bool masked = uniform((!kFar && query < warp_first_ + 15) || highest > warp_first_);
+    scores.enter(s_.staged[stage], query + distance_of(x_.p));
     scores.score(s);
     kernels::to_probabilities(s, warp_first_, query, seen, masked, s_.values(stage));
   }
@@ -336,7 +343,8 @@ struct SoftmaxKeyGradientMainloop {
   using Producer = HopperSoftmaxKeyProducer<Shape, Policy>;
   using Consumer = HopperSoftmaxKeyConsumer<Shape, Policy>;
   static constexpr int kTileRows = Shape::kKeys;
-  static SoftmaxKeySteps<Shape::kKeys, Shape::kQueries> steps(const SoftmaxProblem& p) {
+  static SoftmaxKeySteps<Shape::kKeys, Shape::kQueries, ProblemOf<Policy>> steps(
+      const ProblemOf<Policy>& p) {
     return {p};
   }
 };

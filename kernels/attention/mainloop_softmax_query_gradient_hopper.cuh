@@ -101,6 +101,7 @@ class HopperSoftmaxQueryConsumer : public TileState {
   using Shared = HopperSoftmaxQueryShared<Shape>;
   using Arguments = HopperSoftmaxArguments<Policy>;
   using Tile = WarpgroupAccumulator<kKeys>;
+  static constexpr bool kFar = kIsFar<ProblemOf<Policy>>;
 
  public:
   __device__ __forceinline__ HopperSoftmaxQueryConsumer(Shared& shared, const Arguments& x,
@@ -108,7 +109,7 @@ class HopperSoftmaxQueryConsumer : public TileState {
       : s_(shared), x_(x), index_(index) {}
 
   __device__ __forceinline__ void compute(const QueryTile& tile) {
-    const SoftmaxProblem& p = x_.p;
+    const auto& p = x_.p;
     const SoftmaxHead head(p, tile.head);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) % 4;
     const int warp_row = 64 * index_ + 16 * warp;
@@ -153,8 +154,13 @@ class HopperSoftmaxQueryConsumer : public TileState {
     s_.keys.release_and_advance(released_);
     for (int block = last; block < tile.last; block += kKeys) pass_over();
     const float scale = p.scale;
-    store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
-               [scale](int) { return scale; });
+    const auto scaled = [scale](int) { return scale; };
+    if constexpr (kFar) {
+      add_rows(sum_row(head, p.dq_sum, first), p.dq_sum.stride, p.queries - first, p.head_dim, dq,
+               scaled);
+    } else {
+      store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq, scaled);
+    }
   }
 
  private:
@@ -205,10 +211,10 @@ class HopperSoftmaxQueryConsumer : public TileState {
       staged = s_.staged[staged_.stage()];
       staged_.advance();
     }
-    scores.enter(staged, block);
+    scores.enter(staged, block - distance_of(x_.p));
     scores.score(s);
     s.for_each([&](float& x, auto at) { x = exp2_ftz(x - rows.lse_log2[at.lane_row]); });
-    mask(s, seen, block, 0.0f);
+    mask<kFar>(s, seen, block, 0.0f);
 #pragma unroll
     for (int c = 0; c < kKeys / 8; ++c) {
 #pragma unroll
@@ -236,7 +242,8 @@ struct SoftmaxQueryGradientMainloop {
   using Producer = HopperSoftmaxQueryProducer<Shape, Policy>;
   using Consumer = HopperSoftmaxQueryConsumer<Shape, Policy>;
   static constexpr int kTileRows = Shape::kQueries;
-  static SoftmaxQuerySteps<Shape::kQueries, Shape::kKeys> steps(const SoftmaxProblem& p) {
+  static SoftmaxQuerySteps<Shape::kQueries, Shape::kKeys, ProblemOf<Policy>> steps(
+      const ProblemOf<Policy>& p) {
     return {p};
   }
 };

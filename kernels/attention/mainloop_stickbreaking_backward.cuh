@@ -10,8 +10,15 @@
 namespace sbtrain::kernels {
 
 // Where {log2 T, C} of the row at the left edge of `block` is kept; null before its document.
+template <bool kFar = false>
 __device__ __forceinline__ float2* saved_state(const StickBreakingProblem& p, const StickHead& head,
                                                int row, int block) {
+  if constexpr (kFar) {
+    const int n = (block - p.far.key / kStickKeys * kStickKeys) / kStickKeys;
+    const int64_t slot = head.index % p.workspace_heads * p.workspace_blocks + n;
+    return reinterpret_cast<float2*>(p.workspace) + slot * p.workspace_tokens + row -
+           p.far.first_query;
+  }
   const int n = (block - (row - p.positions[row]) / kStickKeys * kStickKeys) / kStickKeys;
   if (block < (row - p.positions[row]) / kStickKeys * kStickKeys) return nullptr;
   const int64_t slot = head.index % p.workspace_heads * p.workspace_blocks + n;
@@ -58,32 +65,53 @@ constexpr int stick_query_shared_bytes() {
 }
 
 // Sets the states of the lane's rows to those at the left of their first keys.
-template <int kRowBlocks, bool kGated>
+template <int kRowBlocks, bool kFar = false, bool kGated>
 __device__ __forceinline__ void enter_rows(
     StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
     const StickHead& head, int first) {
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     const int row = first + lane_row() + 8 * i;
-    const float log2_rem = row < p.tokens ? p.log2_rem[head.at(row)] : 0.0f;
-    sticks.begin(i, log2_rem, whole_remainder_gradient(p, head, row));
+    const bool any = row < end_row<kFar>(p);
+    const float log2_rem = any ? p.log2_rem[head.at(row)] : 0.0f;
+    if constexpr (kFar) {
+      sticks.begin(i, log2_rem, any ? p.far.w[head.at(row)] : 0.0f);
+    } else {
+      sticks.begin(i, log2_rem, whole_remainder_gradient(p, head, row));
+    }
   }
 }
 
-template <int kRowBlocks, bool kGated>
+// C at the right of all keys, the gradient of the stick that they find times that stick, becomes W.
+// Where next to nothing has come, no nearer key asks what it was worth.
+template <int kRows, bool kGated>
+__device__ __forceinline__ void leave_rows(const StickGradients<kRows, kStickKeys, kGated>& sticks,
+                                           const StickBreakingProblem& p, const StickHead& head,
+                                           int first) {
+  constexpr float kLeast = -100.0f;  // log2
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = first + lane_row() + 8 * i;
+    if (quad_lane() != 0 || row >= p.far.queries) continue;
+    const float before = p.far.before[head.at(row)];
+    p.far.w[head.at(row)] = before < kLeast ? 0.0f : sticks.c[i] * exp2_ftz(-before);
+  }
+}
+
+template <int kRowBlocks, bool kFar = false, bool kGated>
 __device__ __forceinline__ void save_states(
     const StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
     const StickHead& head, int first, int block) {
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     const int row = first + lane_row() + 8 * i;
-    if (quad_lane() != 0 || row >= p.tokens) continue;
-    float2* state = saved_state(p, head, row, block);
+    if (quad_lane() != 0 || row >= end_row<kFar>(p)) continue;
+    float2* state = saved_state<kFar>(p, head, row, block);
     if (state) *state = make_float2(sticks.log2_left[i], sticks.c[i]);
   }
 }
 
-template <int kD, bool kGated>
+template <int kD, bool kGated, bool kFar = false>
 static __global__ void __launch_bounds__(StickThreads::kThreads,
                                          StickShape<kD, StickPass::kQuery>::kBlocks)
     stick_query_gradient_kernel(const StickBreakingProblem p, int first_head, int first_key_head) {
@@ -98,20 +126,21 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
 
   const StickThreads group;
   const StickHead head = head_of_block(p, first_head, first_key_head);
-  const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
+  const int tile =
+      (kFar ? p.far.first_query : 0) + static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
   const int warp_row = group.warp() * Shape::kWarpRows;
   const int first = tile + warp_row;
-  const Visibility visibility = visibility_of<true>(p, head);
+  const Visibility visibility = visibility_of<true, kFar>(p, head);
   const RowKeys<kRowBlocks> seen(visibility, first);
-  const int end = min(tile + kQueries, p.tokens);
+  const int end = end_key_of_rows<kFar>(p, tile + kQueries);
   int lowest = INT_MAX;
-  for (int row = tile; row < end; row += Shape::kWarpRows) {
+  for (int row = tile; row < min(tile + kQueries, p.tokens); row += Shape::kWarpRows) {
     lowest = min(lowest, visibility.first_key(row));
   }
   const float scale_log2 = p.scale * kLog2e;
 
   StickGradients<2 * kRowBlocks, kStickKeys, kGated> sticks;
-  enter_rows<kRowBlocks>(sticks, p, head, first);
+  enter_rows<kRowBlocks, kFar>(sticks, p, head, first);
   load_rows<kQueries, kD>(group, q_tile, head, p.q, tile);
   load_rows<kQueries, kD>(group, dout_tile, head, p.dout, tile);
   const int begin = lowest / kStickKeys * kStickKeys;
@@ -131,7 +160,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     if (Keys::kStages > 1 && block + kStickKeys < end)
       keys.load(group, p, head, block + kStickKeys, stage ^ 1);
     if (!seen.some(block, kStickKeys)) continue;
-    save_states<kRowBlocks>(sticks, p, head, first, block);
+    save_states<kRowBlocks, kFar>(sticks, p, head, first, block);
     Accumulator<kRowBlocks, kStickKeys / 8> s, dp;
     product_with_rows(s, queries, keys.k(stage));
     product_with_rows(dp, douts, keys.v(stage));
@@ -140,8 +169,14 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   }
   cp_async_wait<0>();
   const float scale = p.scale * p.query_factor;
-  store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
-             [scale](int) { return scale; });
+  const auto scaled = [scale](int) { return scale; };
+  if constexpr (kFar) {
+    add_rows(sum_row(head, p.far.dq, first), p.far.dq.stride, p.far.queries - first, p.head_dim, dq,
+             scaled);
+    leave_rows(sticks, p, head, first);
+  } else {
+    store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq, scaled);
+  }
 }
 
 // ---- Phase 2: dk, dv and the gate's gradient ----------------------------------------------------
@@ -222,6 +257,16 @@ __device__ __forceinline__ void store_key_gradient(const StickHead& head, const 
                                                    KeyGradient<kD>& x, float factor) {
   for_each_key_gradient<kD>(head, block, warp, part, x, [&](float value, int key, int col) {
     head.row(out, key)[col] = __float2bfloat16(value * factor);
+  });
+}
+
+// out += factor x, f32.
+template <int kD>
+__device__ __forceinline__ void add_key_gradient(const StickHead& head, const Matrix<float>& out,
+                                                 int block, int warp, int part, KeyGradient<kD>& x,
+                                                 float factor) {
+  for_each_key_gradient<kD>(head, block, warp, part, x, [&](float value, int key, int col) {
+    sum_row(head, out, key)[col] += value * factor;
   });
 }
 
@@ -317,14 +362,14 @@ __device__ __forceinline__ int next_tile(const Visibility& visibility, int tile,
 }
 
 // Sets the states of the lane's rows to those at the left edge of `block`.
-template <int kRowBlocks, bool kGated>
+template <bool kFar, int kRowBlocks, bool kGated>
 __device__ __forceinline__ void enter_block(
     StickGradients<2 * kRowBlocks, kStickKeys, kGated>& sticks, const StickBreakingProblem& p,
     const StickHead& head, const RowKeys<kRowBlocks>& seen, int first, int block) {
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     const int row = first + lane_row() + 8 * i;
-    const float2* state = row < p.tokens ? saved_state(p, head, row, block) : nullptr;
+    const float2* state = row < p.tokens ? saved_state<kFar>(p, head, row, block) : nullptr;
     const bool begun = state && seen.begin[i] < block + kStickKeys;
     const float2 at_left = begun ? *state : make_float2(0.0f, 0.0f);
     sticks.log2_left[i] = at_left.x;
@@ -336,7 +381,7 @@ __device__ __forceinline__ void enter_block(
 
 // Adds what the queries of one head give to dk and dv of a block of keys, and writes the gradient
 // of its gates.
-template <int kD, bool kGated, int kStages>
+template <int kD, bool kGated, int kStages, bool kFar>
 __device__ __forceinline__ void add_queries_of_head(
     KeyGradient<kD>& dk, KeyGradient<kD>& dv, const KeyGradientTiles<kD, kGated, kStages>& tiles,
     const StickHead& head, int block, int part) {
@@ -346,13 +391,13 @@ __device__ __forceinline__ void add_queries_of_head(
   const StickThreads group;
   const int warp = group.thread() / 32;
   const int warp_row = warp * Shape::kWarpRows;
-  const Visibility visibility = visibility_of<true>(p, head);
+  const Visibility visibility = visibility_of<true, kFar>(p, head);
   const int end = visibility.end_query(min(block + kStickKeys, p.tokens) - 1);
   const float scale_log2 = p.scale * kLog2e;
 
   if constexpr (kGated) load_gates(group, tiles.gates, p, head, block);
-  int tile = next_tile<Shape>(visibility, block / Shape::kQueries * Shape::kQueries, end,
-                              block + kStickKeys);
+  const int begin = kFar ? p.far.first_query : block / Shape::kQueries * Shape::kQueries;
+  int tile = next_tile<Shape>(visibility, begin, end, block + kStickKeys);
   if (tile < end) tiles.load_queries(group, p, head, tile, 0);
   float dgate[kStickKeys / 4] = {};
   for (int stage = 0; tile < end; stage = (stage + 1) % kStages) {
@@ -365,7 +410,7 @@ __device__ __forceinline__ void add_queries_of_head(
     Accumulator<kRowBlocks, kStickKeys / 8> s, dp;
     if (seen.some(block, kStickKeys)) {
       StickGradients<2 * kRowBlocks, kStickKeys, kGated> sticks;
-      enter_block(sticks, p, head, seen, first, block);
+      enter_block<kFar>(sticks, p, head, seen, first, block);
       const TileRows<kRowBlocks, kD, false> queries(tiles.q(stage), warp_row);
       const TileRows<kRowBlocks, kD, false> douts(tiles.dout(stage), warp_row);
       product_with_rows(s, queries, tiles.k);
@@ -418,7 +463,7 @@ __device__ __forceinline__ KeyHeads key_heads(const StickBreakingProblem& p, int
 // after the other, of the `heads` heads from first_head on whose states are kept. Where that is a
 // part of the group, the sums go from one launch to the next. A kernel of its own computes heads
 // that form no groups, since registers for others would be spilled.
-template <int kD, bool kGated, int kStages, bool kGrouped>
+template <int kD, bool kGated, int kStages, bool kGrouped, bool kFar = false>
 static __global__ void __launch_bounds__(StickThreads::kThreads,
                                          StickShape<kD, StickPass::kKey>::kBlocks)
     stick_key_gradient_kernel(const StickBreakingProblem p, int first_head, int heads,
@@ -427,7 +472,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   const KeyGradientTiles<kD, kGated, kStages> tiles(shared);
   const StickThreads group;
   const int warp = group.thread() / 32;
-  const int block = static_cast<int>(blockIdx.x) * kStickKeys;
+  const int block =
+      (static_cast<int>(blockIdx.x) + (kFar ? p.far.key / kStickKeys : 0)) * kStickKeys;
   const int part = kColumnParts<kD> > 1 ? static_cast<int>(blockIdx.z) : 0;
   const auto walk = [&] { return key_heads<kGrouped>(p, first_head, heads, first_key_head); };
   const KeyHeads at_first = walk();
@@ -445,8 +491,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   int head = at_first.begin;
 #pragma unroll 1
   do {
-    add_queries_of_head<kD, kGated, kStages>(dk, dv, tiles, StickHead(p, head, walk().key), block,
-                                             part);
+    add_queries_of_head<kD, kGated, kStages, kFar>(dk, dv, tiles, StickHead(p, head, walk().key),
+                                                   block, part);
     if (kGrouped) group.sync();  // they have been read, so those of the next head may come
   } while (kGrouped && ++head < walk().end);
   const KeyHeads at_last = walk();
@@ -457,6 +503,11 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     return;
   }
   const StickHead key_head(p, at_last.key, at_last.key);
+  if constexpr (kFar) {
+    add_key_gradient<kD>(key_head, p.far.dk, block, warp, part, dk, p.scale);
+    add_key_gradient<kD>(key_head, p.far.dv, block, warp, part, dv, 1.0f);
+    return;
+  }
   store_key_gradient<kD>(key_head, p.dk, block, warp, part, dk, p.scale);
   if (p.remainder == StickRemainder::kValue) {
 #pragma unroll 1

@@ -36,28 +36,47 @@ __device__ __forceinline__ void add_remainder(Accumulator<kRowBlocks, kD / 8>& o
   });
 }
 
+// Sets the sticks of the lane's rows to what nearer keys have left.
+template <int kRows, int kKeys, bool kGated>
+__device__ __forceinline__ void bring_sticks(Sticks<kRows, kKeys, kGated>& sticks,
+                                             const StickBreakingProblem& p, const StickHead& head,
+                                             int first) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = first + lane_row() + 8 * i;
+    const float log2_left = row < p.far.queries ? p.far.before[head.at(row)] : 0.0f;
+    sticks.left[i] = exp2_ftz(log2_left);
+    sticks.log2_left[i] = quad_lane() == 0 ? log2_left : 0.0f;
+  }
+}
+
 // Writes o, the remainders and the stops: of each row the keys from `block` on have been read.
-template <int kRowBlocks, int kD, int kKeys, bool kGated, typename Seen>
+template <int kRowBlocks, int kD, bool kFar = false, int kKeys, bool kGated, typename Seen>
 __device__ __forceinline__ void write_sticks(const StickBreakingProblem& p, const StickHead& head,
                                              int first, int block,
                                              Accumulator<kRowBlocks, kD / 8>& o, const Seen& seen,
                                              const Sticks<2 * kRowBlocks, kKeys, kGated>& sticks) {
-  if (p.remainder != StickRemainder::kNone) {
-    add_remainder<kRowBlocks, kD>(o, p, head, first, sticks.left);
+  const auto whole = [](int) { return 1.0f; };
+  if constexpr (kFar) {
+    add_rows(sum_row(head, p.far.o, first), p.far.o.stride, p.far.queries - first, p.head_dim, o,
+             whole);
+  } else {
+    if (p.remainder != StickRemainder::kNone) {
+      add_remainder<kRowBlocks, kD>(o, p, head, first, sticks.left);
+    }
+    store_rows(head.row(p.o, first), p.o.stride, p.tokens - first, p.head_dim, o, whole);
   }
-  store_rows(head.row(p.o, first), p.o.stride, p.tokens - first, p.head_dim, o,
-             [](int) { return 1.0f; });
 #pragma unroll
   for (int i = 0; i < 2 * kRowBlocks; ++i) {
     const float log2_left = quad_sum(sticks.log2_left[i]);
     const int row = first + lane_row() + 8 * i;
-    if (row >= p.tokens || quad_lane() != 0) continue;
+    if (row >= end_row<kFar>(p) || quad_lane() != 0) continue;
     p.log2_rem[head.at(row)] = log2_left;
     p.stop[head.at(row)] = max(0, block - seen.begin[i]);
   }
 }
 
-template <int kD, bool kGated>
+template <int kD, bool kGated, bool kFar = false>
 static __global__ void __launch_bounds__(StickThreads::kThreads,
                                          StickShape<kD, StickPass::kForward>::kBlocks)
     stick_forward_kernel(const StickBreakingProblem p) {
@@ -75,16 +94,17 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   const int tile = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
   const int warp_row = group.warp() * Shape::kWarpRows;
   const int first = tile + warp_row;
-  const Visibility visibility = visibility_of<false>(p, head);
+  const Visibility visibility = visibility_of<false, kFar>(p, head);
   const RowKeys<kRowBlocks> seen(visibility, first);
   const int lowest = visibility.first_key(tile) / kStickKeys * kStickKeys;
-  const int last = (min(tile + kQueries, p.tokens) - 1) / kStickKeys * kStickKeys;
+  const int last = (end_key_of_rows<kFar>(p, tile + kQueries) - 1) / kStickKeys * kStickKeys;
   const float scale_log2 = p.scale * kLog2e;
 
   load_rows<kQueries, kD>(group, q_tile, head, p.q, tile);
   keys.load(group, p, head, last, 0);
   TileRows<kRowBlocks, kD, (kD <= 64)> queries(q_tile, warp_row);
   Sticks<2 * kRowBlocks, kStickKeys, kGated> sticks;
+  if constexpr (kFar) bring_sticks(sticks, p, head, first);
   Accumulator<kRowBlocks, kD / 8> o;
   o.clear();
   int block = last;
@@ -108,7 +128,7 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     if (p.skip_epsilon > 0 && group.all(used_up(sticks, seen, block, p.skip_epsilon))) break;
   }
   cp_async_wait<0>();
-  write_sticks<kRowBlocks, kD>(p, head, first, block, o, seen, sticks);
+  write_sticks<kRowBlocks, kD, kFar>(p, head, first, block, o, seen, sticks);
 }
 
 }  // namespace sbtrain::kernels

@@ -19,6 +19,7 @@ struct HopperForwardShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kGated = kHasGates;
   static constexpr bool kFolded = false;
+  static constexpr bool kFar = false;
   // Gates need registers.
   static constexpr int kKeys = kGated ? 64 : 128;
   // Heads of 32 channels leave registers for a third one.
@@ -74,8 +75,9 @@ class HopperForwardProducer : public TileState {
 
   __device__ __forceinline__ QueryTile tile_of(int tile, int head) const {
     const int first = tile * Shape::kQueries;
-    const int lowest = visibility_of<false>(x_.p, StickHead(x_.p, head)).first_key(first);
-    const int end = min(first + Shape::kQueries, x_.p.tokens);
+    const int lowest =
+        visibility_of<false, Shape::kFar>(x_.p, StickHead(x_.p, head)).first_key(first);
+    const int end = end_key_of_rows<Shape::kFar>(x_.p, first + Shape::kQueries);
     return {first, head, lowest / kKeys * kKeys, (end - 1) / kKeys * kKeys};
   }
   __device__ __forceinline__ void load(const QueryTile& tile) {
@@ -171,13 +173,14 @@ class HopperForwardConsumer : public TileState {
     Scores s;
     s_.queries.wait(tile_state());
     issue_scores<Shape>(s_, k_, 64 * index_, s);
-    const TileRowKeys seen(visibility_of<false>(p_, head), first);
+    const TileRowKeys seen(visibility_of<false, Shape::kFar>(p_, head), first);
+    if constexpr (Shape::kFar) bring_sticks(x.sticks, p_, head, first);
     wait_for_products<0>();
     s.pin();
     s_.keys.release_and_advance(k_);
     const bool drained = walk(x, s, seen);
     if (drained) drain(x);
-    write_sticks<1, kD>(p_, head, first, x.block, x.o, seen, x.sticks);
+    write_sticks<1, kD, Shape::kFar>(p_, head, first, x.block, x.o, seen, x.sticks);
     ++number_;
   }
 
@@ -282,7 +285,7 @@ struct StickForwardMainloop {
   using Producer = HopperForwardProducer<Shape>;
   using Consumer = HopperForwardConsumer<Shape>;
   static constexpr int kTileRows = Shape::kQueries;
-  static QuerySteps steps(const StickBreakingProblem& p) {
+  static QuerySteps<Shape::kFar> steps(const StickBreakingProblem& p) {
     return {p, Shape::kQueries, Shape::kKeys};
   }
   static __device__ __forceinline__ void prefetch(const Arguments& x) {

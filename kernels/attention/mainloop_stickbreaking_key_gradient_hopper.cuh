@@ -24,6 +24,7 @@ struct KeyGradientShape {
   static constexpr bool kSegments = kInSegments;
   static constexpr bool kFolded = false;
   static constexpr bool kGated = false;
+  static constexpr bool kFar = false;
   // Of three consumers, each thread has 160 registers. That is enough for narrow heads, if one of
   // its rows of scores becomes gradients after the other.
   static constexpr bool kRowByRow = kD <= 64 && !kFewTiles;
@@ -104,6 +105,9 @@ class KeyGradientProducer {
 
   __device__ __forceinline__ KeyGradientTile tile_of(int tile, int scheduled_head) const {
     const int head = x_.first_head / x_.p.group + scheduled_head;
+    if constexpr (Shape::kFar) {
+      return {{(x_.p.far.key / Shape::kKeys + tile) * Shape::kKeys, head}};
+    }
     if constexpr (!Shape::kSegments) return {{tile * Shape::kKeys, head}};
     const int first = x_.part.first_key + tile * Shape::kKeys;
     return {{first, head}, parts_of(first)};
@@ -140,10 +144,10 @@ class KeyGradientProducer {
   }
   __device__ __forceinline__ void load_head(const int& block, const int& head) {
     const StickBreakingProblem& p = x_.p;
-    const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
+    const Visibility seen = visibility_of<false, Shape::kFar>(p, StickHead(p, 0));
     const int end_key = min(block + Shape::kKeys, p.tokens);
     int end = seen.end_query(end_key - 1);
-    int begin = block;
+    int begin = Shape::kFar ? x_.part.first_query : block;
     if constexpr (Shape::kSegments) {
       begin = max(begin, x_.part.first_query);
       end = min(end, x_.part.end_query);
@@ -405,11 +409,16 @@ class KeyGradientConsumer {
       kernels::hide_keys<kStickKeys / 4>(x.s, i, first_key, seen, x_.p.scale);
     }
   }
+  // The end of the keys that a query sees, if it sees any. Of those of another rank it is beyond
+  // all: a number that is the same for all queries would be kept in registers, which others need.
+  __device__ __forceinline__ int end_key(int query) const {
+    if constexpr (Shape::kFar) return query + x_.p.tokens;
+    return query + (x_.p.attend_current ? 1 : 0);
+  }
   // What row `row` of a tile of queries sees.
   __device__ __forceinline__ KeyRange keys_of(int stage, int row) const {
     const int query = s_.first_query[stage] + row;
-    return {query < x_.p.tokens ? s_.first_keys[stage][row] : INT_MAX,
-            query + (x_.p.attend_current ? 1 : 0)};
+    return {query < x_.p.tokens ? s_.first_keys[stage][row] : INT_MAX, end_key(query)};
   }
   template <int kRow, bool kMasked>
   __device__ __forceinline__ void differentiate_row(TileScores& x, int stage, const Block& block,
@@ -420,7 +429,7 @@ class KeyGradientConsumer {
     if constexpr (kMasked) {
       const int row = s_.first_query[stage] + static_cast<int>(first_row) + 8 * kRow;
       seen.begin = row < x_.p.tokens ? s_.first_keys[stage][first_row + 8 * kRow] : INT_MAX;
-      seen.end = row + (x_.p.attend_current ? 1 : 0);
+      seen.end = end_key(row);
       some = seen.begin < block.begin + kStickKeys && block.begin < seen.end;
       seen.begin = max(seen.begin, block.begin);
     }
@@ -537,7 +546,7 @@ class KeyGradientConsumer {
 
   // Whether any of the 64 queries sees a key of the block; `begin` is the first key of the first.
   __device__ __forceinline__ bool sees(int query, int block, int begin) const {
-    const int end = min(query + 63 + (x_.p.attend_current ? 1 : 0), x_.p.tokens);
+    const int end = min(end_key(query + 63), x_.p.tokens);
     return block < end && begin < block + kStickKeys;
   }
   // Whether each of them sees all keys of the block.
@@ -545,7 +554,7 @@ class KeyGradientConsumer {
     const int query = uniform(s_.first_query[stage]);
     const int last_begin = uniform(s_.first_keys[stage][63]);
     return query + 63 < x_.p.tokens && last_begin <= block.begin &&
-           block.begin + kStickKeys <= query + (x_.p.attend_current ? 1 : 0);
+           block.begin + kStickKeys <= (Shape::kFar ? x_.p.tokens : end_key(query));
   }
 
   static constexpr auto kDescriptors = kD == 64 ? Descriptors::kStepped : Descriptors::kFormed;
@@ -582,6 +591,11 @@ class KeyGradientConsumer {
       const int key = first_key + key_of_row<kStickKeys>(warp_row() + lane_row() + 8 * i);
       if (key < block || key >= p.tokens) continue;
       if (to_value) add_remainder(dv, i, key, head_index);
+      if constexpr (Shape::kFar) {
+        add_to_row(p.far.dk, head, key, dk, i, p.scale);
+        add_to_row(p.far.dv, head, key, dv, i, 1.0f);
+        continue;
+      }
       __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
       __nv_bfloat16* const dv_row = head.row(p.dv, key) + lane_col();
 #pragma unroll
@@ -591,6 +605,20 @@ class KeyGradientConsumer {
         *reinterpret_cast<uint32_t*>(dk_row + 8 * c) = pack_bf16(x[0] * p.scale, x[1] * p.scale);
         *reinterpret_cast<uint32_t*>(dv_row + 8 * c) = pack_bf16(y[0], y[1]);
       }
+    }
+  }
+
+  // sum += factor x, of the lane's row i.
+  static __device__ __forceinline__ void add_to_row(const Matrix<float>& sums,
+                                                    const StickHead& head, int key,
+                                                    const WarpgroupAccumulator<kD>& x, int i,
+                                                    float factor) {
+    float* const row = sum_row(head, sums, key) + lane_col();
+#pragma unroll
+    for (int c = 0; c < kD / 8; ++c) {
+      const float* const y = x.at[0][c] + 2 * i;
+      float2& sum = *reinterpret_cast<float2*>(row + 8 * c);
+      sum = make_float2(fmaf(y[0], factor, sum.x), fmaf(y[1], factor, sum.y));
     }
   }
 
@@ -639,11 +667,13 @@ class KeyGradientConsumer {
 };
 
 // The number of tiles of queries of the segment that a tile of keys walks over.
+template <bool kFar = false>
 struct KeySteps {
   StickBreakingProblem p;
   HopperSegments part;
   int keys, queries;
   __device__ int operator()(int tile) const {
+    if constexpr (kFar) return max(1, (p.far.queries - part.first_query + queries - 1) / queries);
     const int first = part.first_key + tile * keys;
     const Visibility seen = visibility_of<false>(p, StickHead(p, 0));
     const int end = min(seen.end_query(min(first + keys, p.tokens) - 1), part.end_query);
@@ -662,7 +692,9 @@ struct StickKeyGradientMainloop {
   static __device__ __forceinline__ bool needed(const Arguments& x) requires(Shape::kSegments) {
     return segment_is_needed(x.part);
   }
-  static KeySteps steps(const Arguments& x) { return {x.p, x.part, Shape::kKeys, Shape::kQueries}; }
+  static KeySteps<Shape::kFar> steps(const Arguments& x) {
+    return {x.p, x.part, Shape::kKeys, Shape::kQueries};
+  }
 };
 
 }  // namespace sbtrain::kernels

@@ -15,6 +15,7 @@ struct QueryGradientShape {
   static constexpr bool kSegments = kInSegments;
   static constexpr bool kFolded = false;
   static constexpr bool kGated = false;
+  static constexpr bool kFar = false;
   static constexpr int kConsumers = kFewTiles ? 1 : 2;
   static constexpr int kQueries = 64 * kConsumers;
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -69,14 +70,17 @@ class QueryGradientProducer : public TileState {
   // Later rows of a document may have stopped further left than earlier ones.
   __device__ __forceinline__ QueryGradientTile tile_of(int tile, int scheduled_head) const {
     const int head = x_.first_head + scheduled_head;
-    const int first = (Shape::kSegments ? x_.part.first_query : 0) + tile * Shape::kQueries;
+    const int first =
+        (Shape::kSegments || Shape::kFar ? x_.part.first_query : 0) + tile * Shape::kQueries;
     const int end = min(first + Shape::kQueries, x_.p.tokens);
-    const Visibility seen = visibility_of<true>(x_.p, StickHead(x_.p, head));
+    const Visibility seen = visibility_of<true, Shape::kFar>(x_.p, StickHead(x_.p, head));
     int lowest = INT_MAX;
 #pragma unroll 1  // the warp has few registers
     for (int row = first; row < end; row += 64) lowest = min(lowest, seen.first_key(row));
     const int begin = lowest / kStickKeys * kStickKeys;
-    const int last = (end - 1) / kStickKeys * kStickKeys;
+    const int last = (end_key_of_rows<Shape::kFar>(x_.p, end) - 1) / kStickKeys * kStickKeys;
+    // Where the sticks were used up before they came here, one block is looked at nevertheless.
+    if constexpr (Shape::kFar) return {{first, head, min(begin, last), last}};
     if constexpr (!Shape::kSegments) return {{first, head, begin, last}};
     const QueryTile part = {first, head, max(begin, x_.part.first_key),
                             min(last, x_.part.end_key - kStickKeys)};
@@ -198,12 +202,12 @@ class QueryGradientConsumer : public TileState {
     }
     s_.queries.wait(tile_state());
     issue_scores<Shape>(s_, scored_, own_row_, s, dp);
-    const TileRowKeys seen(visibility_of<true>(p, head), first);
+    const TileRowKeys seen(visibility_of<true, Shape::kFar>(p, head), first);
     HopperGradients sticks;
     if (Shape::kSegments && (tile.parts & TileParts::kBegun) != 0) {
       resume(sticks, first);
     } else {
-      enter_rows<1>(sticks, p, head, first);
+      enter_rows<1, Shape::kFar>(sticks, p, head, first);
     }
     save_first_keys(tile.head, first, seen);
     wait_for_products<0>();
@@ -255,8 +259,14 @@ class QueryGradientConsumer : public TileState {
     s_.keys.release_and_advance(released_);
     if (Shape::kSegments && (tile.parts & TileParts::kMore) != 0) return suspend(sticks, dq, first);
     const float scale = p.scale * p.query_factor;
-    store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq,
-               [scale](int) { return scale; });
+    const auto scaled = [scale](int) { return scale; };
+    if constexpr (Shape::kFar) {
+      add_rows(sum_row(head, p.far.dq, first), p.far.dq.stride, p.far.queries - first, p.head_dim,
+               dq, scaled);
+      leave_rows(sticks, p, head, first);
+    } else {
+      store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq, scaled);
+    }
   }
 
  private:
@@ -348,14 +358,15 @@ class QueryGradientConsumer : public TileState {
 };
 
 // The number of blocks of keys of the segment that a tile of queries walks over.
+template <bool kFar = false>
 struct QueryGradientSteps {
   StickBreakingProblem p;
   HopperSegments part;
   int queries;
   __device__ int operator()(int tile) const {
     const int first = part.first_query + tile * queries;
-    const int lowest = visibility_of<false>(p, StickHead(p, 0)).first_key(first);
-    const int last = min(first + queries, p.tokens) - 1;
+    const int lowest = visibility_of<false, kFar>(p, StickHead(p, 0)).first_key(first);
+    const int last = end_key_of_rows<kFar>(p, first + queries) - 1;
     const int begin = max(lowest / kStickKeys, part.first_key / kStickKeys);
     return max(1, min(last / kStickKeys, part.end_key / kStickKeys - 1) - begin + 1);
   }
@@ -372,7 +383,9 @@ struct StickQueryGradientMainloop {
   static __device__ __forceinline__ bool needed(const Arguments& x) requires(Shape::kSegments) {
     return segment_is_needed(x.part);
   }
-  static QueryGradientSteps steps(const Arguments& x) { return {x.p, x.part, Shape::kQueries}; }
+  static QueryGradientSteps<Shape::kFar> steps(const Arguments& x) {
+    return {x.p, x.part, Shape::kQueries};
+  }
 };
 
 }  // namespace sbtrain::kernels

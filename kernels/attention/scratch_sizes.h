@@ -280,6 +280,59 @@ constexpr StickBackwardPlan stickbreaking_backward_plan(const StickBackwardShape
   return plan;
 }
 
+// ---- Stick-breaking, backward, keys of other ranks (FarSticks) ----------------------------------
+
+// The states of the rows at each block of 64 keys, of as many whole groups of heads as fit a
+// budget, or else of one group and as many queries as fit, whole tiles of all loops.
+struct StickFarScratch {
+  int64_t heads, blocks, tokens;
+  size_t first_keys;  // i32 [heads, rows], for Hopper
+  size_t scheduler;   // for Hopper
+  int64_t rows;       // T, in whole tiles
+  size_t bytes;
+};
+constexpr StickFarScratch stickbreaking_far_layout(bool hopper, int64_t tokens, int64_t heads,
+                                                   int64_t at_a_time_tokens) {
+  const auto round_up = [](int64_t count, int64_t unit) {
+    return (count + unit - 1) / unit * unit;
+  };
+  StickFarScratch s{};
+  s.heads = heads;
+  s.blocks = (tokens + 63) / 64;
+  s.tokens = at_a_time_tokens;
+  s.rows = round_up(tokens, 128);
+  const auto take = [&](int64_t bytes) {
+    const size_t begin = s.bytes;
+    s.bytes += align_scratch(static_cast<size_t>(bytes));
+    return begin;
+  };
+  take(heads * s.blocks * round_up(at_a_time_tokens, 64) * (hopper ? kHopperRowStateBytes : 8));
+  if (!hopper) return s;
+  s.first_keys = take(heads * s.rows * 4);
+  s.scheduler = take(static_cast<int64_t>(tile_scheduler_bytes(tokens)));
+  return s;
+}
+constexpr StickFarScratch stickbreaking_far_scratch(bool hopper, int64_t tokens, int64_t heads,
+                                                    int64_t group,
+                                                    int64_t budget = kHopperStateBudget) {
+  const auto fits = [&](int64_t at_a_time, int64_t queries) {
+    const StickFarScratch s = stickbreaking_far_layout(hopper, tokens, at_a_time, queries);
+    return static_cast<int64_t>(s.bytes) <= budget;
+  };
+  if (fits(group, tokens)) {
+    const int64_t groups =
+        most_that_fit(heads / group, [&](int64_t count) { return fits(count * group, tokens); });
+    return stickbreaking_far_layout(hopper, tokens, groups * group, tokens);
+  }
+  int64_t parts = 2;
+  const auto part = [&] {
+    return ((tokens + parts - 1) / parts + kHopperSegmentStep - 1) / kHopperSegmentStep *
+           kHopperSegmentStep;
+  };
+  while (part() > kHopperSegmentStep && !fits(group, part())) ++parts;
+  return stickbreaking_far_layout(hopper, tokens, group, part());
+}
+
 // ---- FIRE (kernels/attention/softmax.h) ---------------------------------------------------------
 
 inline constexpr int kFireUnits = 32;

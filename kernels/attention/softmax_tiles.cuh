@@ -3,6 +3,7 @@
 
 #include "kernels/attention/heads.cuh"
 #include "kernels/attention/softmax.h"
+#include "kernels/attention/softmax_far.h"
 #include "kernels/attention/tile_products.cuh"
 #include "kernels/attention/visibility.cuh"
 #include "kernels/primitives/math.cuh"
@@ -18,6 +19,35 @@ __device__ __forceinline__ Visibility visibility_of(const SoftmaxProblem& p) {
           .cu_seqlens = p.cu_seqlens,
           .sequences = p.sequences,
           .reach = p.window > 0 ? p.window - 1 : INT_MAX};
+}
+
+__device__ __forceinline__ Visibility visibility_of(const SoftmaxFarProblem& p) {
+  return {.tokens = p.tokens,
+          .reach = p.window > 0 ? p.window - 1 : INT_MAX,
+          .far = true,
+          .far_queries = p.queries,
+          .far_key = p.first_key,
+          .far_distance = p.distance};
+}
+template <typename Problem>
+inline constexpr bool kIsFar = std::is_same_v<Problem, SoftmaxFarProblem>;
+// How far the keys of a problem's tensors lie before its queries, beside their places in these.
+__device__ __forceinline__ int distance_of(const SoftmaxProblem&) {
+  return 0;
+}
+__device__ __forceinline__ int distance_of(const SoftmaxFarProblem& p) {
+  return p.distance;
+}
+// The first key that any query sees.
+__device__ __forceinline__ int first_key_of(const SoftmaxProblem&) {
+  return 0;
+}
+__device__ __forceinline__ int first_key_of(const SoftmaxFarProblem& p) {
+  return p.first_key;
+}
+__device__ __forceinline__ float* sum_row(const SoftmaxHead& head, const Matrix<float>& x,
+                                          int row) {
+  return x.data + row * x.stride + head.index * head.p.head_dim;
 }
 
 // Two stages of a tile of kRows rows: one is computed with while the next one arrives.

@@ -42,9 +42,23 @@ struct HopperSoftmaxShape : HopperSoftmaxTilesOf<kHeadDim, kBlockKeys, kBlocksLo
   static constexpr int kConsumerRegisters = Tiles::kConsumers == 3 ? 160 : kStaged ? 232 : 240;
 };
 
+// The score of a loop over the keys of another rank (SoftmaxFarProblem).
+template <typename Policy>
+struct FarScore : Policy {};
+template <typename Policy>
+struct ProblemOfScore {
+  using Type = SoftmaxProblem;
+};
+template <typename Policy>
+struct ProblemOfScore<FarScore<Policy>> {
+  using Type = SoftmaxFarProblem;
+};
+template <typename Policy>
+using ProblemOf = typename ProblemOfScore<Policy>::Type;
+
 template <typename Policy>
 struct HopperSoftmaxArguments {
-  SoftmaxProblem p;
+  ProblemOf<Policy> p;
   Policy policy;
   float* delta_HT = nullptr;  // backward
   TileScheduler scheduler;
@@ -60,10 +74,20 @@ __device__ __forceinline__ QueryTile tile_of_queries(const SoftmaxProblem& p, in
           (end - 1) / kKeys * kKeys};
 }
 
-// The number of blocks of keys that a tile of queries walks over.
+// Keys of another rank end where their tensor does. A tile to which a window hides all of them
+// looks at the last block.
 template <int kQueries, int kKeys>
+__device__ __forceinline__ QueryTile tile_of_queries(const SoftmaxFarProblem& p, int first,
+                                                     int head) {
+  const int last = (p.tokens - 1) / kKeys * kKeys;
+  const int begin = visibility_of(p).first_key(min(first, p.queries - 1)) / kKeys * kKeys;
+  return {first, head, min(begin, last), last};
+}
+
+// The number of blocks of keys that a tile of queries walks over.
+template <int kQueries, int kKeys, typename Problem = SoftmaxProblem>
 struct SoftmaxQuerySteps {
-  SoftmaxProblem p;
+  Problem p;
   __device__ int operator()(int tile) const {
     const QueryTile t = tile_of_queries<kQueries, kKeys>(p, tile * kQueries, 0);
     return (t.last - t.begin) / kKeys + 1;
@@ -71,23 +95,24 @@ struct SoftmaxQuerySteps {
 };
 
 // All queries that see a key of the tile of kKeys keys come before this one.
-template <int kKeys>
-__device__ __forceinline__ int end_query_of_keys(const SoftmaxProblem& p, int first) {
+template <int kKeys, typename Problem>
+__device__ __forceinline__ int end_query_of_keys(const Problem& p, int first) {
   return visibility_of(p).end_query(min(first + kKeys, p.tokens) - 1);
 }
 
 // The number of tiles of queries that a tile of keys walks over.
-template <int kKeys, int kQueries>
+template <int kKeys, int kQueries, typename Problem = SoftmaxProblem>
 struct SoftmaxKeySteps {
-  SoftmaxProblem p;
+  Problem p;
   __device__ int operator()(int tile) const {
+    if constexpr (kIsFar<Problem>) return max(1, (p.queries + kQueries - 1) / kQueries);
     const int first = tile * kKeys;
     return (end_query_of_keys<kKeys>(p, first) - first + kQueries - 1) / kQueries;
   }
 };
 
 // Scores of the block of keys that the lane's rows do not see become `hidden`.
-template <int kKeys>
+template <bool kFar, int kKeys>
 __device__ __forceinline__ void mask(WarpgroupAccumulator<kKeys>& s, const TileRowKeys& seen,
                                      int block, float hidden) {
   const bool all = block >= seen.last_begin && block + kKeys <= seen.first_end;
@@ -95,7 +120,7 @@ __device__ __forceinline__ void mask(WarpgroupAccumulator<kKeys>& s, const TileR
   const int first = block + lane_col();  // the keys are counted from the lane's first one
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int begin = seen.begin[i] - first, end = seen.end + 8 * i - first;
+    const int begin = seen.begin[i] - first, end = seen.end + (kFar ? 0 : 8 * i) - first;
 #pragma unroll
     for (int c = 0; c < kKeys / 8; ++c) {
 #pragma unroll

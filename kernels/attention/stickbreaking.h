@@ -18,6 +18,17 @@ enum class StickRemainder : uint8_t {
 // The scale of queries that have been multiplied by scale * log2(e): powers of two need no factor.
 inline constexpr float kFoldedScale = 0.6931471805599453f;  // log(2)
 
+// The keys of another rank that all are farther than those which the queries have seen before
+// (ops/far_keys.h): the first `queries` rows of a problem see those of its keys from `key` on.
+struct FarSticks {
+  int queries = 0, key = 0;
+  int first_query = 0;            // backward: of those that are computed at a time
+  const float* before = nullptr;  // [H, T], log2 of the stick that the keys find
+  float* w = nullptr;  // [H, T], backward: the gradient of what they leave, and then find
+  // f32, +=. What the problem has in their places is not used.
+  Matrix<float> o{}, dq{}, dk{}, dv{};
+};
+
 struct StickBreakingProblem {
   int tokens = 0, heads = 0, head_dim = 0;
   float scale = 1.0f;
@@ -49,6 +60,7 @@ struct StickBreakingProblem {
   // Sums of dk and dv, f32 of stick_key_sums_bytes, where workspace_heads < group: the keys of a
   // head are then computed by several launches. Else workspace_heads is a multiple of the group.
   float* key_sums = nullptr;
+  FarSticks far{};  // for the functions that say so
 };
 
 // How many heads from `first` on the backward pass computes together: groups, or a part of one.
@@ -60,8 +72,16 @@ inline int stick_heads_at_a_time(const StickBreakingProblem& p, int first) {
 // Writes o, log2_rem and stop.
 void stickbreaking_forward(cudaStream_t stream, const StickBreakingProblem& problem);
 
+// Adds to far.o, and writes log2_rem and stop of the rows before far.queries, for a problem without
+// gates and remainder. A stop counts from far.key.
+void stickbreaking_far_forward(cudaStream_t stream, const StickBreakingProblem& problem);
+
 // Writes dq, dk, dv and dgate, the same bits on every run.
 void stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& problem);
+
+// Adds to far.dq, far.dk and far.dv and replaces far.w, the same bits on every run. workspace is of
+// workspace_heads heads, whole groups, workspace_blocks blocks and workspace_tokens rows.
+void stickbreaking_far_backward(cudaStream_t stream, const StickBreakingProblem& problem);
 
 // dremainder_bias += the sum over tokens j of rem_j do_j, the same bits on every run. Both backward
 // passes need it after them, with kBias. It overwrites stick_remainder_scratch_bytes of workspace.

@@ -22,4 +22,10 @@ void stickbreaking_backward_hopper(cudaStream_t stream, const StickBreakingProbl
 // of stickbreaking_single_pass_scratch(), of workspace_heads heads at a time.
 void stickbreaking_backward_single_pass(cudaStream_t stream, const StickBreakingProblem& problem);
 
+// The same as stickbreaking_far_forward and stickbreaking_far_backward of stickbreaking.h.
+// `scratch` has tile_scheduler_bytes, and the workspace is that of stickbreaking_far_scratch().
+void stickbreaking_far_forward_hopper(cudaStream_t stream, const StickBreakingProblem& problem,
+                                      void* scratch);
+void stickbreaking_far_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem);
+
 }  // namespace sbtrain::kernels

@@ -28,8 +28,8 @@ struct StickShape {
   static constexpr int kQueries = kWarpRows * kStickWarps;
 };
 
-// With kStopped only the keys that the forward pass read are visible.
-template <bool kStopped>
+// With kStopped only the keys that the forward pass read are visible, with kFar those of p.far.
+template <bool kStopped, bool kFar = false>
 __device__ __forceinline__ Visibility visibility_of(const StickBreakingProblem& p,
                                                     const StickHead& head) {
   return {.tokens = p.tokens,
@@ -40,7 +40,26 @@ __device__ __forceinline__ Visibility visibility_of(const StickBreakingProblem& 
           .stopped = kStopped,
           .stop = p.stop,
           .stop_begin = head.at(0),
+          .far = kFar,
+          .far_queries = kFar ? p.far.queries : 0,
+          .far_key = kFar ? p.far.key : 0,
           .ends_with_pack = true};
+}
+
+// The end of the rows whose results are written.
+template <bool kFar>
+__device__ __forceinline__ int end_row(const StickBreakingProblem& p) {
+  return kFar ? p.far.queries : p.tokens;
+}
+// The end of the keys that the queries before `end` see.
+template <bool kFar>
+__device__ __forceinline__ int end_key_of_rows(const StickBreakingProblem& p, int end) {
+  return kFar ? p.tokens : min(end, p.tokens);
+}
+
+// The head's part of row `row` of sums, of queries.
+__device__ __forceinline__ float* sum_row(const StickHead& head, const Matrix<float>& x, int row) {
+  return x.data + row * x.stride + head.index * head.p.head_dim;
 }
 
 // Loads rows [first, first + kRows) of x, in their order.

@@ -15,6 +15,11 @@ struct Folded : Shape {
 };
 template <typename Shape>
 using Unfolded = Shape;
+// The shape of a loop over the keys of another rank (FarSticks).
+template <typename Shape>
+struct Far : Shape {
+  static constexpr bool kFar = true;
+};
 template <typename Shape, bool kGain = true>
 __device__ __forceinline__ auto score_scale(const StickBreakingProblem& p) {
   if constexpr (Shape::kFolded && kGain) {
@@ -44,14 +49,16 @@ struct BlockKeys {
   }
 };
 
-// The number of blocks of keys that a tile of queries walks over.
+// The number of blocks of keys that a tile of queries walks over; all tiles see the same keys of
+// another rank.
+template <bool kFar = false>
 struct QuerySteps {
   StickBreakingProblem p;
   int queries, keys;
   __device__ int operator()(int tile) const {
     const int first = tile * queries;
-    const int lowest = visibility_of<false>(p, StickHead(p, 0)).first_key(first);
-    return (min(first + queries, p.tokens) - 1) / keys - lowest / keys + 1;
+    const int lowest = visibility_of<false, kFar>(p, StickHead(p, 0)).first_key(first);
+    return (end_key_of_rows<kFar>(p, first + queries) - 1) / keys - lowest / keys + 1;
   }
 };
 

@@ -29,7 +29,7 @@ struct TileRowKeys {
   __device__ __forceinline__ TileRowKeys(const Visibility& seen, int first_query)
       : begin{seen.first_key(first_query + lane_row()),
               seen.first_key(first_query + lane_row() + 8)},
-        end(first_query + lane_row() + (seen.own_key ? 1 : 0)),
+        end(seen.far ? seen.tokens : first_query + lane_row() + (seen.own_key ? 1 : 0)),
         last_begin(seen.first_key(first_query + 15)),
         first_end(seen.end_key(first_query)) {}
 };

@@ -27,6 +27,11 @@ struct Visibility {
   bool stopped = false;
   const int32_t* stop = nullptr;
   int64_t stop_begin = 0;
+  // All keys are those of another rank, farther than the queries' own (ops/far_keys.h): each of the
+  // queries before far_queries sees those from far_key on, and the others see none.
+  // With a reach, row 0 of the keys lies far_distance tokens before row 0 of the queries.
+  bool far = false;
+  int far_queries = 0, far_key = 0, far_distance = 0;
   // If set, queries beyond the pack see nothing. Otherwise they see what the last query sees, and
   // none of their results may be written.
   bool ends_with_pack = false;
@@ -35,17 +40,27 @@ struct Visibility {
     return first_rebased_key(query, min(position, reach), own_chunk);
   }
   __device__ __forceinline__ int first_key(int query) const {
+    if (far) {
+      if (query >= far_queries) return INT_MAX;
+      if (stopped) return far_key + stop[stop_begin + query];
+      return reach == INT_MAX ? far_key : max(far_key, query + far_distance - reach);
+    }
     if (ends_with_pack && query >= tokens) return INT_MAX;
     const int row = ends_with_pack ? query : min(query, tokens - 1);
     const int key = first_key(row, positions[row]);
     return stopped ? key + stop[stop_begin + row] : key;
   }
   __device__ __forceinline__ int end_key(int query) const {
+    if (far) return tokens;
     const int end = query + (own_key ? 1 : 0);
     return ends_with_pack ? min(end, tokens) : end;
   }
   // All queries that see a key up to last_key come before this one.
   __device__ __forceinline__ int end_query(int last_key) const {
+    if (far) {
+      if (last_key < far_key) return 0;
+      return reach == INT_MAX ? far_queries : min(far_queries, last_key + 1 + reach - far_distance);
+    }
     int end = document_end(last_key);
     if (own_chunk) end = min(end, (last_key / kRebasedChunk + 1) * kRebasedChunk);
     return last_key + 1 + min(end - last_key - 1, reach);
@@ -109,9 +124,9 @@ struct RowKeys : WarpKeys {
   }
 };
 
-// The same in few registers, of queries that see their own keys: a lane holds one query's first key
-// and gets those of its rows when a tile has to be masked.
-template <int kRowBlocks>
+// The same in few registers, of queries that see their own keys, or with kFar those of another
+// rank: a lane holds one query's first key and gets those of its rows when a tile has to be masked.
+template <int kRowBlocks, bool kFar = false>
 struct LaneKeys : WarpKeys {
   static constexpr int kQueries = 16 * kRowBlocks;
   static_assert(kQueries <= 32);
@@ -132,9 +147,9 @@ struct LaneKeys : WarpKeys {
 #pragma unroll
     for (int i = 0; i < 2 * kRowBlocks; ++i) first_keys[i] = of_lane_row(key, i);
     s.for_each([&](float& x, auto at) {
-      const int query = first + at.row;
+      const int last = kFar ? last_end - 1 : first + at.row;
       const int k = begin + at.col;
-      if (k > query || k < first_keys[at.lane_row]) x = -INFINITY;
+      if (k > last || k < first_keys[at.lane_row]) x = -INFINITY;
     });
   }
 };

@@ -7,6 +7,7 @@
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "attention/rotary.h"
+#include "attention/softmax_ring.h"
 #include "core/error.h"
 #include "ops/attention.h"
 
@@ -95,6 +96,10 @@ class CocaAttention : public Attention {
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
     ops::run(s, ops::CocaKey{
                     .y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = key_params});
+    std::optional<KeyRing> ring;
+    if (sequences.context != nullptr) {
+      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Order::kNearestFirst);
+    }
     ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
                                     .lse_HT = mine.lse_HT,
                                     .q_THd = query,
@@ -102,6 +107,7 @@ class CocaAttention : public Attention {
                                     .v_THd = x.v,
                                     .sequences = sequences,
                                     .params = params_});
+    if (ring) add_far_softmax(s, mix_TD, mine.lse_HT, far_softmax(query, x), *ring);
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
@@ -130,6 +136,10 @@ class CocaAttention : public Attention {
                                        .v_THd = x.v,
                                        .sequences = sequences,
                                        .params = params_});
+      if (sequences.context != nullptr) {
+        far_softmax_backward(s, {dx.q, dx.k, dx.v}, dmix_TD, mix_TD, mine.lse_HT,
+                             far_softmax(query, x), *sequences.context);
+      }
     }
     ops::run(s, ops::CocaQueryBackward{.dq_THd = dx.q,
                                        .dy_THd = dx.q,
@@ -245,6 +255,10 @@ class CocaAttention : public Attention {
   }
 
  private:
+  FarSoftmax far_softmax(const Tensor& query, const Qkv& x) const {
+    return {.q_THd = query, .k_THd = x.k, .v_THd = x.v, .params = params_};
+  }
+
   ops::CocaParams coca_params(int64_t heads, int64_t length) const {
     return {.rope = rotary_.params(heads, length), .variant = variant_};
   }
@@ -268,6 +282,7 @@ void register_coca(AttentionRegistry& registry) {
                          .own_head_dim = true,
                          .make = make_module<CocaAttention, Options>,
                          .check = check_options,
+                         .context_problem = [](const Options&) { return std::string(); },
                          .rotary = [](Options& o) { return &o.rotary; }});
 }
 

@@ -36,6 +36,8 @@ class KeyRing {
     if (!earlier()) return {};
     return {.queries = share_.continued, .keys = share_.keys_of(rank_)};
   }
+  // How many tokens before this rank's first one the rank's first one lies.
+  int64_t distance() const { return (share_.ranks->place() - rank_) * share_.tokens; }
   Tensor k() const { return part(held_, 0); }
   Tensor v() const { return part(held_, 1); }
   // The k and v of a buffer [2, T, G*d].

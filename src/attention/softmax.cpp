@@ -8,6 +8,7 @@
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "attention/rotary.h"
+#include "attention/softmax_ring.h"
 #include "core/error.h"
 #include "ops/attention.h"
 #include "ops/rope.h"
@@ -71,6 +72,11 @@ std::vector<OptionProblem> check_options(const Options& o, const AttentionShape&
   return check(o.rotary, model);
 }
 
+std::string context_problem(const Options& o) {
+  if (o.position != PositionEncoding::kFire) return {};
+  return "FIRE's networks are not summed over ranks yet; take rope, alibi or none as position";
+}
+
 struct SoftmaxSaved : AttentionSaved {
   QkvSaved qkv;  // queries and keys rotated
   Buffer lse_HT;
@@ -118,6 +124,10 @@ class SoftmaxAttention : public Attention {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
     rotate(s, x.qk, sequences.positions_T, sequences.rope_length());
+    std::optional<KeyRing> ring;
+    if (sequences.context != nullptr) {
+      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Order::kNearestFirst);
+    }
     ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
                                     .lse_HT = mine.lse_HT,
                                     .q_THd = x.q,
@@ -126,6 +136,7 @@ class SoftmaxAttention : public Attention {
                                     .bias = bias(w),
                                     .sequences = sequences,
                                     .params = params_});
+    if (ring) add_far_softmax(s, mix_TD, mine.lse_HT, far_softmax(x, w), *ring);
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
@@ -148,6 +159,10 @@ class SoftmaxAttention : public Attention {
                                      .bias = bias(w),
                                      .sequences = sequences,
                                      .params = params_});
+    if (sequences.context != nullptr) {
+      far_softmax_backward(s, {dx.q, dx.k, dx.v}, dmix_TD, mix_TD, mine.lse_HT, far_softmax(x, w),
+                           *sequences.context);
+    }
     rotate(s, dx.qk, sequences.positions_T, sequences.rope_length(), nullptr, true);
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
   }
@@ -236,6 +251,10 @@ class SoftmaxAttention : public Attention {
   }
 
  private:
+  FarSoftmax far_softmax(const Qkv& x, const Weights& w) const {
+    return {.q_THd = x.q, .k_THd = x.k, .v_THd = x.v, .bias = bias(w), .params = params_};
+  }
+
   bool biased() const {
     return position_ == PositionEncoding::kAlibi || position_ == PositionEncoding::kFire;
   }
@@ -309,6 +328,7 @@ void register_softmax(AttentionRegistry& registry) {
        .own_head_dim = true,
        .make = make_module<SoftmaxAttention, Options>,
        .check = check_options,
+       .context_problem = context_problem,
        .rotary = rotary_options,
        .transformers = in_transformers,
        .bench = {{.name = "softmax", .options = {{"position", "none"}}},

@@ -374,9 +374,17 @@ class StickBreakingAttention : public Attention {
     };
     saved.far_log2_rem = buffer("remainders after other ranks", DType::kF32);
     saved.far_stop = buffer("stops in other ranks", DType::kI32);
+    // Sums are f32.
+    Buffer sums;
+    if (o_THd.dtype != DType::kF32) {
+      sums = s.scratch("o of other ranks", DType::kF32, {q_THd.rows(), q_THd.cols()});
+      ops::run(s, ops::Fill{.x = sums, .value = 0.0f});
+    }
+    const bool apart = sums.tensor().defined();
+    const Tensor sum_THd = apart ? sums.tensor() : o_THd;
     for (int64_t hop = 0; ring.next(); ++hop) {
       ops::run(s, ops::StickBreakingFarForward{
-                      .o_THd = o_THd,
+                      .o_THd = sum_THd,
                       .log2_rem_HT = StickBreakingSaved::of_hop(saved.far_log2_rem, hop),
                       .stop_HT = StickBreakingSaved::of_hop(saved.far_stop, hop),
                       .before_HT = before_hop(saved, hop),
@@ -386,6 +394,7 @@ class StickBreakingAttention : public Attention {
                       .far = ring.keys(),
                       .params = params_of(s, q_THd.rows())});
     }
+    if (apart) ops::run(s, ops::Add{.y = o_THd, .x = sums});
   }
 
   // What nearer keys have left where the keys of a hop come.
@@ -423,6 +432,7 @@ class StickBreakingAttention : public Attention {
                       .w_HT = far.w_HT,
                       .do_THd = do_THd,
                       .before_HT = before_hop(saved, hop),
+                      .log2_rem_HT = StickBreakingSaved::of_hop(saved.far_log2_rem, hop),
                       .stop_HT = StickBreakingSaved::of_hop(saved.far_stop, hop),
                       .q_THd = x.q,
                       .k_THd = ring.k(),

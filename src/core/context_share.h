@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/memory.h"
+#include "core/sequences.h"
 #include "core/stream.h"
 
 namespace sbtrain {
@@ -31,11 +32,18 @@ struct ContextShare {
   // first, and on earlier ranks.
   int64_t continued = 0;
   int64_t earlier = 0;
+  // i32 [T]: 0, 1, 2, ... within each document that is cut at the ends of this part.
+  Tensor cut_positions_T{};
   // How many tokens of rank `rank`, which is an earlier one, these tokens see: its last ones.
   int64_t keys_of(int rank) const {
     const int64_t nearer = (ranks->place() - 1 - rank) * tokens;
     return std::clamp<int64_t>(earlier - nearer, 0, tokens);
   }
 };
+
+// The place of each token in the document of cu_seqlens that it belongs to.
+inline const Tensor& places_T(const Sequences& sequences) {
+  return sequences.context ? sequences.context->cut_positions_T : sequences.positions_T;
+}
 
 }  // namespace sbtrain

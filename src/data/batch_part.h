@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "data/batch.h"
 
@@ -12,6 +13,7 @@ struct BatchPart {
   // those that they have in the whole: the last token's target may be the first token of the next
   // part.
   PackedBatch batch;
+  std::vector<int32_t> cut_positions;  // of the tokens in the documents that are cut
   // The document that goes on from earlier parts, if there is one: its tokens here, which are the
   // first, and in earlier parts.
   int64_t continued = 0;

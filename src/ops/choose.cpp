@@ -9,6 +9,7 @@
 #include "core/log.h"
 #include "kernels/attention/rebased_index.h"
 #include "kernels/limits.h"
+#include "ops/far_keys.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -145,7 +146,17 @@ AttentionChoice choose_implementation(const StickBreakingShape& x, const Target&
   return {.reason = std::move(why_not)};
 }
 
+void plan_far_backward(const StickBreakingShape& x, AttentionChoice& choice) {
+  const kernels::StickFarScratch scratch = kernels::stickbreaking_far_scratch(
+      choice.implementation == Implementation::kHopper, x.tokens, x.heads, x.group);
+  choice.heads = scratch.heads;
+  choice.blocks = scratch.blocks;
+  choice.tokens = scratch.tokens;
+  choice.bytes = scratch.bytes;
+}
+
 void plan_backward(const StickBreakingShape& x, AttentionChoice& choice) {
+  if (x.far) return plan_far_backward(x, choice);
   const kernels::StickBackwardPlan plan = kernels::stickbreaking_backward_plan(
       {.hopper = choice.implementation == Implementation::kHopper,
        .tokens = x.tokens,
@@ -255,6 +266,19 @@ SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
 }
 
 template <typename Op>
+requires requires(const Op& op) {
+  op.far;
+}
+StickBreakingShape stickbreaking_shape(const Op& op) {
+  return {.backward = std::is_same_v<Op, StickBreakingFarBackward>,
+          .tokens = op.q_THd.rows(),
+          .heads = op.params.heads,
+          .head_dim = op.q_THd.cols() / op.params.heads,
+          .max_seqlen = op.q_THd.rows(),
+          .group = queries_of_key(op.q_THd, op.k_THd),
+          .far = true};
+}
+template <typename Op>
 StickBreakingShape stickbreaking_shape(const Op& op) {
   return {.backward = std::is_same_v<Op, StickBreakingBackward>,
           .tokens = op.q_THd.rows(),
@@ -308,6 +332,10 @@ template AttentionScratch plan(const Stream& s, const SoftmaxBackward& op, std::
 template AttentionScratch plan(const Stream& s, const StickBreakingForward& op,
                                std::string_view name);
 template AttentionScratch plan(const Stream& s, const StickBreakingBackward& op,
+                               std::string_view name);
+template AttentionScratch plan(const Stream& s, const StickBreakingFarForward& op,
+                               std::string_view name);
+template AttentionScratch plan(const Stream& s, const StickBreakingFarBackward& op,
                                std::string_view name);
 template RebasedScratch plan(const Stream& s, const RebasedForward& op, std::string_view name);
 template RebasedScratch plan(const Stream& s, const RebasedBackward& op, std::string_view name);

@@ -38,13 +38,15 @@ AttentionChoice choose(const SoftmaxShape& shape, const Target& target,
 // possible, the sums of dk and dv go from some heads to the next. On Hopper one head is cut into
 // segments of queries and keys where it does not fit (kernels/attention/scratch_sizes.h). A single
 // pass on Hopper keeps one state of each row and sums of dq, which grow with T alone. The forward
-// passes save the same everywhere.
+// passes save the same everywhere. Over the keys of another rank the two phases keep the same
+// states, of fewer queries at a time where not even one group of heads fits.
 struct StickBreakingShape {
   bool backward = false;
   int64_t tokens = 0, heads = 0, head_dim = 0, max_seqlen = 0;
   bool gated = false;
   bool learned_remainder = false;
   int64_t group = 1;  // heads of queries that share a head of keys and values
+  bool far = false;   // the keys are those of another rank (ops/far_keys.h)
 };
 // `forced` as above.
 AttentionChoice choose(const StickBreakingShape& shape, const Target& target,

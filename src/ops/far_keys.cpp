@@ -1,5 +1,7 @@
-// Checks and scratch of attention to the keys of other ranks.
+// Checks of attention to the keys of other ranks.
 #include "ops/far_keys.h"
+
+#include "ops/far_softmax.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -16,7 +18,7 @@ void check_far(const Check& c, const Op& op) {
   c.that(
       op.far.queries >= 0 && op.far.queries <= tokens && op.far.keys >= 0 && op.far.keys <= tokens,
       "queries and keys are some of the tokens");
-  if constexpr (requires { op.o_THd; }) {
+  if constexpr (!requires { op.dq_THd; }) {
     c.matrix("o_THd", op.o_THd, tokens, op.q_THd.cols(), DType::kF32);
   } else {
     c.same("do_THd", op.do_THd, op.q_THd);
@@ -31,16 +33,30 @@ void check_sticks(const Check& c, const Op& op) {
   check_far(c, op);
   const int64_t tokens = op.q_THd.rows();
   c.matrix("before_HT", op.before_HT, op.params.heads, tokens);
+  c.matrix("log2_rem_HT", op.log2_rem_HT, op.params.heads, tokens);
   c.matrix("stop_HT", op.stop_HT, op.params.heads, tokens, DType::kI32);
   c.that(op.params.remainder == Remainder::kNone, "nothing receives the remainder");
+}
+
+template <typename Op>
+void check_softmax(const Check& c, const Op& op) {
+  check_far(c, op);
+  c.matrix("lse_HT", op.lse_HT, op.params.heads, op.q_THd.rows());
+  c.that(op.bias.kind != PositionBias::kFire, "FIRE is not shared by ranks");
+  c.that(op.far.keys == 0 || op.far.queries == 0 || op.distance >= op.q_THd.rows(),
+         "the keys lie before the queries");
+}
+
+template <typename Op>
+void check_softmax_limits(const Op& op, const Target& target) {
+  check_attention_heads(Op::kName, op.q_THd, op.params.heads, target);
+  if (op.bias.kind == PositionBias::kAlibi) check_alibi_heads(Op::kName, op.params.heads);
 }
 
 }  // namespace
 
 void StickBreakingFarForward::check() const {
-  const Check c(kName);
-  check_sticks(c, *this);
-  c.matrix("log2_rem_HT", log2_rem_HT, params.heads, q_THd.rows());
+  check_sticks(Check(kName), *this);
 }
 
 void StickBreakingFarBackward::check() const {
@@ -49,12 +65,26 @@ void StickBreakingFarBackward::check() const {
   c.matrix("w_HT", w_HT, params.heads, q_THd.rows());
 }
 
-Buffer StickBreakingFarForward::scratch(const Stream& s) const {
-  return cpu::scratch(s, *this);
+void SoftmaxFarForward::check() const {
+  check_softmax(Check(kName), *this);
 }
-
-Buffer StickBreakingFarBackward::scratch(const Stream& s) const {
-  return cpu::scratch(s, *this);
+void SoftmaxFarBackward::check() const {
+  const Check c(kName);
+  check_softmax(c, *this);
+  c.same("o_THd", o_THd, q_THd);
+}
+void SoftmaxFarForward::check_limits(const Target& target) const {
+  check_softmax_limits(*this, target);
+}
+void SoftmaxFarBackward::check_limits(const Target& target) const {
+  check_softmax_limits(*this, target);
+}
+Buffer SoftmaxFarForward::scratch(const Stream& s) const {
+  return on_cuda(s) ? Buffer() : cpu::scratch(s, *this);
+}
+Buffer SoftmaxFarBackward::scratch(const Stream& s) const {
+  if (!on_cuda(s)) return cpu::scratch(s, *this);
+  return s.scratch("rowsum(do * o)", DType::kF32, {params.heads, q_THd.rows()});
 }
 
 }  // namespace sbtrain::ops

@@ -5,7 +5,7 @@
 //
 // Each of n ranks has T of the tokens. Of a rank, the first `queries` tokens see the last `keys`
 // tokens of an earlier one, all of them: they belong to the one document that goes on from there.
-// Where either is 0 an op does nothing. Sums with += are f32.
+// Where either is 0 an op does nothing. Sums with += are f32, on CUDA too.
 #pragma once
 
 #include "ops/attention.h"
@@ -39,7 +39,10 @@ struct StickBreakingFarForward {
   FarKeys far{};
   StickBreakingParams params{};  // without a remainder
   void check() const;
-  Buffer scratch(const Stream& s) const;
+  void check_limits(const Target& target) const {
+    check_attention_heads(kName, q_THd, params.heads, target);
+  }
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 
 struct StickBreakingFarBackward {
@@ -47,12 +50,17 @@ struct StickBreakingFarBackward {
   Tensor dq_THd, dk_THd, dv_THd;  // +=
   Tensor w_HT;                    // f32: W_far becomes W_near
   Tensor do_THd;
-  Tensor before_HT, stop_HT;  // from the forward pass
+  Tensor before_HT, log2_rem_HT, stop_HT;  // from the forward pass
   Tensor q_THd, k_THd, v_THd;
   FarKeys far{};
   StickBreakingParams params{};
   void check() const;
-  Buffer scratch(const Stream& s) const;
+  void check_limits(const Target& target) const {
+    check_attention_heads(kName, q_THd, params.heads, target);
+  }
+  AttentionScratch scratch(const Stream& s) const {
+    return plan<AttentionChoice>(s, *this, "stick-breaking states");
+  }
 };
 
 namespace cpu {
@@ -61,5 +69,9 @@ void run(Cpu, Stream& s, const StickBreakingFarBackward& op, const Buffer& scrat
 Buffer scratch(const Stream& s, const StickBreakingFarForward& op);
 Buffer scratch(const Stream& s, const StickBreakingFarBackward& op);
 }  // namespace cpu
+namespace cuda {
+void run(Cuda, Stream& s, const StickBreakingFarForward& op, const AttentionScratch& scratch);
+void run(Cuda, Stream& s, const StickBreakingFarBackward& op, const AttentionScratch& scratch);
+}  // namespace cuda
 
 }  // namespace sbtrain::ops

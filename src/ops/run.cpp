@@ -8,6 +8,7 @@
 #include "ops/coca.h"
 #include "ops/embedding.h"
 #include "ops/far_keys.h"
+#include "ops/far_softmax.h"
 #include "ops/fp8.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
@@ -40,6 +41,8 @@ template void run(Stream& s, const SoftmaxDecode& op);
 template void run(Stream& s, const CacheAppend& op);
 template void run(Stream& s, const StickBreakingFarForward& op);
 template void run(Stream& s, const StickBreakingFarBackward& op);
+template void run(Stream& s, const SoftmaxFarForward& op);
+template void run(Stream& s, const SoftmaxFarBackward& op);
 
 template void run(Stream& s, const CocaQuery& op);
 template void run(Stream& s, const CocaQueryBackward& op);

@@ -23,7 +23,11 @@ const char* program_name(ShardedParams::MicroBatch micro_batch) {
 }
 
 // The arrays of a micro-batch in the order in which they lie in memory.
-enum InputArray : uint8_t { kTokens, kInputTargets, kPositions, kCuSeqlens, kInputArrays };
+// kCutPositions only where ranks share sequences.
+enum InputArray : uint8_t { kTokens, kInputTargets, kPositions, kCuSeqlens, kCutPositions };
+int64_t input_arrays(bool shared) {
+  return shared ? kCutPositions + 1 : kCutPositions;
+}
 
 enum ValidationSum : uint8_t { kLoss, kHits, kTargets, kBytes, kStop, kValidationSums };
 
@@ -78,7 +82,8 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   }
   if (mesh.context() != nullptr) {
     ring_.emplace(*mesh.context(), *params_.communication(), params_.wait_times());
-    context_ = {.ranks = &*ring_, .tokens = tokens_};
+    context_.ranks = &*ring_;
+    context_.tokens = tokens_;
   }
   s.set_deterministic(config.train.deterministic);
   s.set_precision(in_fp8(config, mesh) ? Precision::kFp8 : Precision::kBf16);
@@ -86,7 +91,9 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   const auto input = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
   };
-  inputs_ = input("micro-batch", DType::kI32, kInputArrays * inputs_stride_);
+  inputs_ = input("micro-batch", DType::kI32, input_arrays(ring_.has_value()) * inputs_stride_);
+  context_.cut_positions_T =
+      ring_ ? inputs_.tensor().row_range(kCutPositions * inputs_stride_, tokens_) : Tensor();
   loss_T_ = input("loss", DType::kF32, tokens_);
   hits_T_ = input("hits", DType::kF32, tokens_);
   validation_sums_ = input("validation sums", DType::kF64, kValidationSums);
@@ -107,13 +114,17 @@ BatchTensors TrainStep::views(int64_t documents) const {
   const auto array = [&](InputArray i, int64_t n) {
     return inputs_.tensor().row_range(i * inputs_stride_, n);
   };
-  return {.tokens_T = array(kTokens, tokens_),
-          .targets_T = array(kInputTargets, tokens_),
-          .sequences = {.cu_seqlens = array(kCuSeqlens, documents + 1),
-                        .positions_T = array(kPositions, tokens_),
-                        .count = documents,
-                        .max_seqlen = config_.sequence_length,
-                        .context = ring_ ? &context_ : nullptr}};
+  BatchTensors batch{.tokens_T = array(kTokens, tokens_),
+                     .targets_T = array(kInputTargets, tokens_),
+                     .sequences = {.cu_seqlens = array(kCuSeqlens, documents + 1),
+                                   .positions_T = array(kPositions, tokens_),
+                                   .count = documents,
+                                   .max_seqlen = config_.sequence_length}};
+  if (!ring_) return batch;
+  batch.sequences.max_seqlen = std::min(config_.sequence_length, tokens_);
+  batch.sequences.reach = config_.sequence_length;
+  batch.sequences.context = &context_;
+  return batch;
 }
 
 // Of this rank's part.
@@ -132,7 +143,7 @@ BatchTensors TrainStep::upload(const PackedBatch& whole) {
   const PackedBatch& batch = ring_ ? part.batch : whole;
   require(static_cast<int64_t>(batch.tokens.size()) == tokens_,
           "a micro-batch of {} tokens where the step has {}", batch.tokens.size(), tokens_);
-  std::vector<int32_t> host(static_cast<size_t>(kInputArrays * inputs_stride_));
+  std::vector<int32_t> host(static_cast<size_t>(input_arrays(ring_.has_value()) * inputs_stride_));
   const auto put = [&](InputArray i, const std::vector<int32_t>& values) {
     require(static_cast<int64_t>(values.size()) <= inputs_stride_, "{} values of {} tokens",
             values.size(), tokens_);
@@ -142,6 +153,7 @@ BatchTensors TrainStep::upload(const PackedBatch& whole) {
   put(kInputTargets, batch.targets);
   put(kPositions, batch.positions);
   put(kCuSeqlens, batch.cu_seqlens);
+  if (ring_) put(kCutPositions, part.cut_positions);
   ops::run(stream_, ops::CopyFromHost{.y = inputs_, .host = host.data()});
   return views(static_cast<int64_t>(batch.cu_seqlens.size()) - 1);
 }

@@ -7,6 +7,7 @@
 #include "ops/cpu/attention_tile.h"
 #include "ops/cpu/position_bias.h"
 #include "ops/cpu/simd.h"
+#include "ops/far_softmax.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -209,6 +210,99 @@ void backward_document(const Document& document, std::span<const Head> group,
   }
 }
 
+// ---- Keys of other ranks (ops/far_softmax.h). Keys are counted as they lie in their tensors, and
+// queries from the first of these on.
+
+struct FarHead : Head {
+  template <typename Op>
+  FarHead(const Op& t, int64_t index)
+      : Head(t, index), first_key(t.k_THd.rows() - t.far.keys), end_key(t.k_THd.rows()) {}
+  int64_t first_key, end_key;
+};
+
+// Tiles of the queries that see the keys, and where they stand among these.
+struct FarTile {
+  QueryTile tile, placed;
+};
+template <typename Op>
+std::vector<FarTile> far_tiles(const Op& op) {
+  std::vector<FarTile> tiles;
+  if (op.far.keys == 0) return tiles;
+  for (int64_t first = 0; first < op.far.queries; first += kTile) {
+    const QueryTile tile{{0, op.far.queries}, first, std::min(kTile, op.far.queries - first)};
+    tiles.push_back({tile, {tile.document, first + op.distance, tile.count}});
+  }
+  return tiles;
+}
+int64_t first_visible(const FarTile& x, const FarHead& head) {
+  return std::max(head.first_key, visible_keys(x.placed, head.params.window).first);
+}
+
+// Merges what the range gives to a query, o of length d and the denominator of exp(z - maximum),
+// with what o and lse hold.
+void merge(float* o, float& lse, const float* added, float maximum, float denominator, int64_t d) {
+  if (denominator == 0.0f) return;  // the window hides all keys
+  const float of_range = maximum + std::log(denominator);
+  const float larger = std::max(lse, of_range);
+  const float both = larger + std::log1p(std::exp(std::min(lse, of_range) - larger));
+  const float keep = std::exp(lse - both);
+  const float add = std::exp(of_range - both) / denominator;
+  for (int64_t c = 0; c < d; ++c) o[c] = keep * o[c] + add * added[c];
+  lse = both;
+}
+
+void far_forward_tile(const FarTile& x, const FarHead& head, const ForwardScratch& m) {
+  const int64_t d = head.d;
+  m.load(x.tile, head, head.params.scale);
+  Softmax softmax;
+  const FireQueries none{};
+  for (int64_t begin = first_visible(x, head); begin < head.end_key; begin += kChunk) {
+    const int64_t keys = std::min(kChunk, head.end_key - begin);
+    pack(m.rows, head.k.from(begin, 0), keys, keys, d, 1.0f);
+    score(m.z, m.rows, m.q_t, keys, d);
+    head.position.add_tile(m.z, none, x.placed, begin, keys);
+    mask(m.z, x.placed, begin, keys, head.params.window);
+    exponentiate(softmax, m.z, keys);
+    scale_rows(m.o, softmax.rescale.data(), d);
+    pack(m.rows, head.v.from(begin, 0), keys, keys, d, 1.0f);
+    mix(m.o, m.z, m.rows, keys, d);
+  }
+  for (int64_t j = 0; j < x.tile.count; ++j) {
+    const int64_t token = x.tile.first + j;
+    merge(head.o.row(token), head.lse[token], m.o + j * d, softmax.maximum[j],
+          softmax.denominator[j], d);
+  }
+}
+
+void far_backward_tile(const FarTile& x, const FarHead& head, const LogitScratch& m) {
+  const int64_t d = head.d;
+  m.load(x.tile, head, head.params.scale);
+  alignas(64) std::array<float, kTile> lse;
+  alignas(64) std::array<float, kTile> delta{};
+  lse.fill(std::numeric_limits<float>::infinity());  // lanes without a query: P = 0
+  std::copy_n(head.lse + x.tile.first, x.tile.count, lse.data());
+  load_delta(x.tile, head, m.dout, delta.data());
+  const FireQueries none{};
+  for (int64_t begin = first_visible(x, head); begin < head.end_key; begin += kChunk) {
+    const int64_t keys = std::min(kChunk, head.end_key - begin);
+    const Matrix k = head.k.from(begin, 0);
+    pack(m.rows, head.v.from(begin, 0), keys, keys, d, 1.0f);
+    score(m.dp, m.rows, m.dout_t, keys, d);
+    pack(m.rows, k, keys, keys, d, 1.0f);
+    score(m.p, m.rows, m.q_t, keys, d);
+    head.position.add_tile(m.p, none, x.placed, begin, keys);
+    mask(m.p, x.placed, begin, keys, head.params.window);
+    exponentiate_backward(m.p, m.dp, lse.data(), delta.data(), keys);
+    scatter(head.dv.from(begin, 0), m.p, m.dout, keys, d);
+    scatter(head.dk.from(begin, 0), m.dp, m.q, keys, d);
+    mix(m.dq, m.dp, m.rows, keys, d);
+  }
+  for (int64_t j = 0; j < x.tile.count; ++j) {
+    float* dq = head.dq.row(x.tile.first + j);
+    for (int64_t c = 0; c < d; ++c) dq[c] += head.params.scale * m.dq[j * d + c];
+  }
+}
+
 // Computes one head of the new token of one sequence against its cache.
 void decode_head(const CachedHead& cached, const HeadBias& position, const SoftmaxParams& params) {
   const int64_t d = cached.d;
@@ -282,6 +376,35 @@ void run(Cpu, Stream& /*s*/, const SoftmaxBackward& op, const Buffer& scratch) {
     }
   }
   add_fire_gradients(op.dfire, op.bias.fire, sums);
+}
+
+Buffer scratch(const Stream& s, const SoftmaxFarForward& op) {
+  return thread_scratch(s, "softmax far forward", ForwardScratch::floats(head_dim(op)));
+}
+
+Buffer scratch(const Stream& s, const SoftmaxFarBackward& op) {
+  return thread_scratch(s, "softmax far backward", LogitScratch::floats(head_dim(op)));
+}
+
+void run(Cpu, Stream& /*s*/, const SoftmaxFarForward& op, const Buffer& scratch) {
+  const auto heads = make_heads<FarHead>(op);
+  for_each_head(far_tiles(op), heads, [&](const FarTile& tile, const FarHead& head) {
+    far_forward_tile(tile, head, {Scratch(scratch), head.d});
+  });
+}
+
+// One thread adds to the dk and dv of a group, tile after tile of head after head.
+void run(Cpu, Stream& /*s*/, const SoftmaxFarBackward& op, const Buffer& scratch) {
+  const auto heads = make_heads<FarHead>(op);
+  const std::vector<FarTile> tiles = far_tiles(op);
+  const std::vector<Document> whole(tiles.empty() ? 0 : 1);
+  for_each_group(whole, std::span(heads), queries_of_key(op.q_THd, op.k_THd),
+                 [&](const Document&, std::span<const FarHead> group) {
+                   const LogitScratch m(Scratch(scratch), group.front().d);
+                   for (const FarHead& head : group) {
+                     for (const FarTile& tile : tiles) far_backward_tile(tile, head, m);
+                   }
+                 });
 }
 
 void run(Cpu, Stream& /*s*/, const SoftmaxDecode& op, const Buffer& /*scratch*/) {

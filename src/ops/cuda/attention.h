@@ -1,6 +1,7 @@
 // What the launchers of attention kernels share.
 #pragma once
 
+#include "core/context_share.h"
 #include "kernels/attention/alibi_slopes.h"
 #include "kernels/attention/softmax.h"
 #include "ops/attention.h"
@@ -17,19 +18,24 @@ inline kernels::HeadRows head_rows(const Tensor& t) {
 
 // What kernels::SoftmaxProblem and kernels::StickBreakingProblem have in common.
 template <typename Problem, typename Op>
-Problem attention_problem(const Op& op) {
+Problem queries_and_keys(const Op& op) {
   Problem p;
   p.tokens = static_cast<int>(op.q_THd.rows());
   p.heads = op.params.heads;
   p.group = queries_of_key(op.q_THd, op.k_THd);
   p.head_dim = static_cast<int>(op.q_THd.cols() / op.params.heads);
   p.scale = op.params.scale;
-  p.cu_seqlens = op.sequences.cu_seqlens;
-  p.positions = op.sequences.positions_T;
-  p.sequences = static_cast<int>(op.sequences.count);
   p.q = head_rows(op.q_THd);
   p.k = head_rows(op.k_THd);
   p.v = head_rows(op.v_THd);
+  return p;
+}
+template <typename Problem, typename Op>
+Problem attention_problem(const Op& op) {
+  auto p = queries_and_keys<Problem>(op);
+  p.cu_seqlens = op.sequences.cu_seqlens;
+  p.positions = places_T(op.sequences);
+  p.sequences = static_cast<int>(op.sequences.count);
   if constexpr (requires { op.o_THd; }) p.o = head_rows(op.o_THd);
   if constexpr (requires { op.do_THd; }) {
     p.dout = head_rows(op.do_THd);
@@ -38,6 +44,14 @@ Problem attention_problem(const Op& op) {
     p.dv = head_rows(op.dv_THd);
   }
   return p;
+}
+
+// Rows of f32 to which kernels add two numbers at a time.
+inline kernels::Matrix<float> sum_rows(const Tensor& t) {
+  const kernels::Matrix<float> rows = t;
+  require(reinterpret_cast<uintptr_t>(rows.data) % 8 == 0 && rows.stride % 2 == 0,
+          "attention: sums of other ranks must begin at multiples of 8 bytes");
+  return rows;
 }
 
 // Calls call() with what the kernels take of the op's bias: nothing without one, the slopes of

@@ -1,6 +1,7 @@
 // Stick-breaking attention: launches kernels/attention/stickbreaking.h or stickbreaking_hopper.h.
 #include "kernels/attention/stickbreaking_hopper.h"
 #include "ops/cuda/attention.h"
+#include "ops/far_keys.h"
 
 namespace sbtrain::ops::cuda {
 namespace {
@@ -19,6 +20,21 @@ kernels::StickBreakingProblem problem(const Op& op) {
   p.gate = op.gate_TH;
   p.gate_stride = op.gate_TH.row_stride;
   if (op.params.remainder == Remainder::kBias) p.remainder_bias = op.remainder_bias_Hd;
+  return p;
+}
+
+template <typename Op>
+kernels::StickBreakingProblem far_problem(const Op& op) {
+  require(op.before_HT.contiguous() && op.log2_rem_HT.contiguous() && op.stop_HT.contiguous(),
+          "stick-breaking attention: the remainders have strided rows");
+  kernels::StickBreakingProblem p = queries_and_keys<kernels::StickBreakingProblem>(op);
+  p.query_factor = op.params.query_factor;
+  p.skip_epsilon = op.params.skip_epsilon;
+  p.log2_rem = op.log2_rem_HT;
+  p.stop = op.stop_HT;
+  p.far.queries = static_cast<int>(op.far.queries);
+  p.far.key = static_cast<int>(op.q_THd.rows() - op.far.keys);
+  p.far.before = op.before_HT;
   return p;
 }
 
@@ -60,6 +76,35 @@ void run(Cuda, Stream& s, const StickBreakingBackward& op, const AttentionScratc
   }
   if (op.params.remainder == Remainder::kBias) {
     kernels::stickbreaking_remainder_vector(cuda_stream(s), p);
+  }
+}
+
+void run(Cuda, Stream& s, const StickBreakingFarForward& op, const AttentionScratch& scratch) {
+  kernels::StickBreakingProblem p = far_problem(op);
+  p.far.o = sum_rows(op.o_THd);
+  if (scratch.choice.implementation == Implementation::kHopper) {
+    kernels::stickbreaking_far_forward_hopper(cuda_stream(s), p, scratch.buffer.tensor().data);
+  } else {
+    kernels::stickbreaking_far_forward(cuda_stream(s), p);
+  }
+}
+
+void run(Cuda, Stream& s, const StickBreakingFarBackward& op, const AttentionScratch& scratch) {
+  require(op.w_HT.contiguous(), "stickbreaking_far_backward: w_HT has strided rows");
+  kernels::StickBreakingProblem p = far_problem(op);
+  p.dout = head_rows(op.do_THd);
+  p.far.w = op.w_HT;
+  p.far.dq = sum_rows(op.dq_THd);
+  p.far.dk = sum_rows(op.dk_THd);
+  p.far.dv = sum_rows(op.dv_THd);
+  p.workspace = scratch.buffer.tensor();
+  p.workspace_heads = static_cast<int>(scratch.choice.heads);
+  p.workspace_blocks = static_cast<int>(scratch.choice.blocks);
+  p.workspace_tokens = static_cast<int>(scratch.choice.tokens);
+  if (scratch.choice.implementation == Implementation::kHopper) {
+    kernels::stickbreaking_far_backward_hopper(cuda_stream(s), p);
+  } else {
+    kernels::stickbreaking_far_backward(cuda_stream(s), p);
   }
 }
 

@@ -211,6 +211,50 @@ inline Result stickbreaking(const Problem& p) {
   });
 }
 
+// ---- Keys of other ranks (ops/far_keys.h): the first `queries` tokens see the last `keys` of
+// other ones, p.k and p.v.
+
+struct FarKeys {
+  int64_t queries = 0, keys = 0;
+  std::vector<double> before;  // stick-breaking, [H, T]: what is left of the stick, as log2
+  std::vector<double> w;       // stick-breaking, [H, T]: the gradient of what the keys leave
+};
+
+// o, what is left in `row` (not its log2), dq, dk and dv are what these keys add; w becomes the
+// gradient of what they find. p.attend_current, the remainder and documents mean nothing here.
+inline Result far_stickbreaking(Problem p, FarKeys& far) {
+  p.drem = far.w;
+  const std::vector<double> dout = p.dout;
+  std::vector<double> stick;
+  for (const double log2_before : far.before) stick.push_back(std::exp2(log2_before));
+  for (size_t i = 0; i < p.drem.size(); ++i) p.drem[i] *= stick[i];
+  for (int64_t j = 0; j < p.tokens; ++j) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      double* const row = p.dout.data() + at(p, j, h);
+      for (int64_t c = 0; c < p.head_dim; ++c) row[c] *= stick[h * p.tokens + j];
+    }
+  }
+  Result out(p);
+  Keys keys(p);
+  for (int64_t h = 0; h < p.heads; ++h) {
+    for (int64_t j = 0; j < far.queries; ++j) {
+      Query x{j, h, p.tokens - far.keys, p.tokens};
+      const size_t n = static_cast<size_t>(h * p.tokens + j), row = at(p, j, h);
+      const double rem = break_stick(p, x, keys);
+      double w = rem * far.w[n];
+      for (int64_t i = x.begin; i < x.end; ++i) {
+        const double a = keys.a[i - x.begin];
+        axpy(p, out.o, row, stick[n] * a, p.v, key_at(p, i, h));
+        w += a * dot(p, dout, row, p.v, key_at(p, i, h));
+      }
+      out.row[n] = stick[n] * rem;
+      break_stick_backward(p, x, keys, rem, out);
+      far.w[n] = w;
+    }
+  }
+  return out;
+}
+
 // FIRE's bias for the query at position j of its document and the key at position i. With `out`,
 // the gradients for dz are added to it.
 inline double fire_bias(const Problem& p, int64_t head, double j, double i, double dz,
@@ -301,6 +345,44 @@ inline Result softmax(const Problem& p) {
     out.row[static_cast<size_t>(x.head * p.tokens + x.token)] = maximum + std::log(sum);
     if (!p.dout.empty()) softmax_backward(p, x, keys, out);
   });
+}
+
+// The same keys for softmax attention: o and lse, [H, T], are those of other keys and become those
+// of these as well; the gradients are for o and lse after them. Query 0 lies `distance` tokens
+// behind row 0 of the keys.
+inline Result far_softmax(const Problem& p, const FarKeys& far, int64_t distance,
+                          std::vector<double>& o, std::vector<double>& lse) {
+  Result out(p);
+  for (int64_t h = 0; h < p.heads; ++h) {
+    for (int64_t j = 0; j < far.queries; ++j) {
+      const size_t n = static_cast<size_t>(h * p.tokens + j), row = at(p, j, h);
+      int64_t begin = p.tokens - far.keys;
+      if (p.window > 0) begin = std::max(begin, j + distance - p.window + 1);
+      std::vector<double> z;
+      double both = lse[n];
+      for (int64_t i = begin; i < p.tokens; ++i) {
+        z.push_back(p.scale * dot(p, p.q, row, p.k, key_at(p, i, h)));
+        if (!p.slopes.empty()) z.back() -= p.slopes[h] * static_cast<double>(j + distance - i);
+        const double larger = std::max(both, z.back());
+        both = larger + std::log(std::exp(both - larger) + std::exp(z.back() - larger));
+      }
+      for (int64_t c = 0; c < p.head_dim; ++c) o[row + c] *= std::exp(lse[n] - both);
+      lse[n] = both;
+      for (int64_t i = begin; i < p.tokens; ++i) {
+        axpy(p, o, row, std::exp(z[i - begin] - both), p.v, key_at(p, i, h));
+      }
+      const double delta = dot(p, p.dout, row, o, row);
+      for (int64_t i = begin; i < p.tokens; ++i) {
+        const size_t key = key_at(p, i, h);
+        const double weight = std::exp(z[i - begin] - both);
+        const double dz = weight * (dot(p, p.dout, row, p.v, key) - delta);
+        axpy(p, out.dq, row, p.scale * dz, p.k, key);
+        axpy(p, out.dk, key, p.scale * dz, p.q, row);
+        axpy(p, out.dv, key, weight, p.dout, row);
+      }
+    }
+  }
+  return out;
 }
 
 }  // namespace sbtrain::test::oracle

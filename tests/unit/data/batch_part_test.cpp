@@ -28,6 +28,7 @@ TEST(BatchPart, KeepsTargetsAndPositionsAndCutsDocuments) {
   EXPECT_EQ(part.batch.tokens, (Values{4, 5, 6, 7}));
   EXPECT_EQ(part.batch.targets, (Values{5, 6, 7, 8}));  // the last is the next part's first token
   EXPECT_EQ(part.batch.positions, (Values{2, 3, 4, 5}));
+  EXPECT_EQ(part.cut_positions, (Values{0, 1, 2, 3}));
   EXPECT_EQ(part.batch.cu_seqlens, (Values{0, 4}));
   EXPECT_EQ(part.batch.valid_targets, 4);
   EXPECT_EQ(part.continued, 4);

@@ -319,6 +319,7 @@ void run_every_mixer(Ops& o) {
                                       .w_HT = far_gradient,
                                       .do_THd = out,
                                       .before_HT = per_query,
+                                      .log2_rem_HT = far_rem,
                                       .stop_HT = far_stop,
                                       .q_THd = q,
                                       .k_THd = k,

@@ -102,11 +102,14 @@ TEST_P(ContextStep, RepeatsBitForBitAndWithRecomputation) {
   EXPECT_EQ(train(config).norms, a.norms);
 }
 
-INSTANTIATE_TEST_SUITE_P(Modules, ContextStep,
-                         testing::Values("{type: stickbreaking}",
-                                         "{type: stickbreaking, skip_epsilon: 0}",
-                                         "{type: stickbreaking, head_norm: true, qk_norm: true}",
-                                         "{type: stickbreaking, attend_current: true}"));
+INSTANTIATE_TEST_SUITE_P(
+    Modules, ContextStep,
+    testing::Values("{type: stickbreaking}", "{type: stickbreaking, skip_epsilon: 0}",
+                    "{type: stickbreaking, head_norm: true, qk_norm: true}",
+                    "{type: stickbreaking, attend_current: true}", "{type: softmax}",
+                    "{type: softmax, window: 70}", "{type: softmax, position: alibi}",
+                    "{type: softmax, position: none, window: 200}",
+                    "{type: softmax, position: alibi, window: 130}", "{type: coca, window: 300}"));
 
 }  // namespace
 }  // namespace sbtrain
