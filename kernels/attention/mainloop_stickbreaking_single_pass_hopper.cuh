@@ -361,6 +361,10 @@ class SinglePassConsumer {
   struct Block {
     int begin, first_key;  // of the keys, and the first one that is loaded
   };
+  // With gates: y of pairs of the lane's keys, the sum of its rows, rounded to bf16.
+  struct GatePairs {
+    uint32_t of[kLaneKeys / 2];
+  };
   // What a lane keeps of its rows while it waits.
   struct Rows {
     float log2_kept[2];  // of what the lane's keys leave, and those of the quad left of them
@@ -417,8 +421,9 @@ class SinglePassConsumer {
       break_stick<1>(x, rows, sticks[1], stage);
       arrive_as_warp(s_.handed[stage]);
       sync_consumers();  // sums are complete
-      differentiate<0>(x, rows, stage);
-      differentiate<1>(x, rows, stage);
+      GatePairs pairs;
+      differentiate<0>(x, rows, stage, pairs);
+      differentiate<1>(x, rows, stage, pairs);
       fence_async_proxy();
       arrive_as_warp(s_.differentiated[scores_.stage()]);
       sync_threads<128>(kScores + index_);
@@ -426,6 +431,7 @@ class SinglePassConsumer {
       has_dq = stage == index_;
       tile = uniform(s_.next_tile[stage]);
       if (tile < 0) {
+        add_gate_pairs(pairs);
         end_walk(x, sums, stage, has_dq);
         break;
       }
@@ -438,6 +444,7 @@ class SinglePassConsumer {
         issue_value_products(x, state_.stage());
         issue_gradients(sums, stage);
       }
+      add_gate_pairs(pairs);
       scores_.advance();
       before = stage;
       wait_for_products<2>();
@@ -667,16 +674,15 @@ class SinglePassConsumer {
     const Left left = left_of_keys(s_.sums[stage][row<kRow>()]);
     return left.state + (left.sum + rows.c[kRow]);
   }
-  // With gates: stores dz and adds up y. Those of row 0 wait in registers of s for those of row 1.
+  // With gates: stores dz and adds up y of the lane's two rows. Those of row 0 wait in registers of
+  // s for those of row 1.
   template <int kRow>
-  __device__ __forceinline__ void differentiate_gated(TileScores& x, const Rows& rows, int stage) {
+  __device__ __forceinline__ void differentiate_gated(TileScores& x, const Rows& rows, int stage,
+                                                      GatePairs& pairs) {
     const float c = left_sum<kRow>(rows, stage);
     const uint32_t address = score_address<kRow>(s_.dz);
     const float4 kept[2] = {kept_of<kRow>(0), kept_of<kRow>(1)};
     __syncwarp();  // dz of the first half takes the place of what other lanes kept
-    GateSums dgate = {};
-    if constexpr (kRow == 1) dgate = my_gate_sums();
-    uint32_t before = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t rounded[4];
@@ -695,14 +701,20 @@ class SinglePassConsumer {
           x.s.of_row(0, t) = y;
           x.s.of_row(0, t + 1) = y_next;
         } else {
-          const uint32_t pair = pack_bf16(x.s.of_row(0, t) + y, x.s.of_row(0, t + 1) + y_next);
-          if (n % 2 == 1) dgate.add(t / 4, before, pair);
-          before = pair;
+          pairs.of[t / 2] = pack_bf16(x.s.of_row(0, t) + y, x.s.of_row(0, t + 1) + y_next);
         }
       }
       stmatrix_x4(address ^ 64u * half, rounded);
     }
-    if constexpr (kRow == 1) my_gate_sums() = dgate;
+  }
+  // While products are under way: nothing waits for these sums.
+  __device__ __forceinline__ void add_gate_pairs(const GatePairs& pairs) const {
+    if constexpr (Shape::kGated) {
+      GateSums dgate = my_gate_sums();
+#pragma unroll
+      for (int c = 0; c < kGroups; ++c) dgate.add(c, pairs.of[2 * c], pairs.of[2 * c + 1]);
+      my_gate_sums() = dgate;
+    }
   }
   // The thread's part of the sums of y.
   __device__ __forceinline__ GateSums& my_gate_sums() const {
@@ -721,8 +733,9 @@ class SinglePassConsumer {
 
   // Stores dz.
   template <int kRow>
-  __device__ __forceinline__ void differentiate(TileScores& x, const Rows& rows, int stage) {
-    if constexpr (Shape::kGated) return differentiate_gated<kRow>(x, rows, stage);
+  __device__ __forceinline__ void differentiate(TileScores& x, const Rows& rows, int stage,
+                                                GatePairs& pairs) {
+    if constexpr (Shape::kGated) return differentiate_gated<kRow>(x, rows, stage, pairs);
     const float c = left_sum<kRow>(rows, stage);
     const uint32_t address = score_address<kRow>(s_.dz);
 #pragma unroll
