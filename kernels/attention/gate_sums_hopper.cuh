@@ -25,6 +25,11 @@ struct alignas(16) GateSums {
     return lanes[m % 8 * 4 + c / 2].at[m / 8 * 2 + c % 2];
   }
 };
+__device__ __forceinline__ GateSums* HopperBackwardArguments::gate_sums(int key_head,
+                                                                        int key) const {
+  const int head = key_head - first_head / p.group;
+  return reinterpret_cast<GateSums*>(part.dgate) + 2 * (int64_t{head} * part.dkv_rows + key);
+}
 // dgate of key n of the 64 loaded for the block from `begin` on, if it is one of the block: the
 // sums of its four warps, in their order, divided by the gate.
 __device__ __forceinline__ void write_gate_gradient(const StickBreakingProblem& p, int head,

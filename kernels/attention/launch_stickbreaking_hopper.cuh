@@ -31,20 +31,22 @@ inline void prepare_gates(cudaStream_t stream, const HopperBackwardArguments& x,
   check_launch("stickbreaking_backward");
 }
 
-// Both phases of `heads` heads of queries from x.first_head on, for so many queries and keys. They
-// are whole groups, or one head.
-template <typename Query, typename Key>
-void launch_backward(cudaStream_t stream, HopperBackwardArguments& x, int queries, int keys,
-                     int heads, void* scheduler) {
-  const StickBreakingProblem& p = x.p;
-  x.q = token_tiles(p, p.q, Query::kQueries);
-  x.dout = token_tiles(p, p.dout, Query::kQueries);
-  launch_persistent<StickQueryGradientMainloop<Query>>("stickbreaking_backward", stream, x, queries,
-                                                       heads, scheduler);
-  x.q = token_tiles(p, p.q, Key::kQueries);
-  x.dout = token_tiles(p, p.dout, Key::kQueries);
-  launch_persistent<StickKeyGradientMainloop<Key>>("stickbreaking_backward", stream, x, keys,
-                                                   heads / p.group, scheduler);
+// The phases of `heads` heads of queries from x.first_head on, which are whole groups.
+template <typename Query>
+void launch_query_gradient(cudaStream_t stream, HopperBackwardArguments& x, int heads,
+                           void* scheduler) {
+  x.q = token_tiles(x.p, x.p.q, Query::kQueries);
+  x.dout = token_tiles(x.p, x.p.dout, Query::kQueries);
+  launch_persistent<StickQueryGradientMainloop<Query>>("stickbreaking_backward", stream, x, heads,
+                                                       scheduler);
+}
+template <typename Key>
+void launch_key_gradient(cudaStream_t stream, HopperBackwardArguments& x, int heads,
+                         void* scheduler) {
+  x.q = token_tiles(x.p, x.p.q, Key::kQueries);
+  x.dout = token_tiles(x.p, x.p.dout, Key::kQueries);
+  launch_persistent<StickKeyGradientMainloop<Key>>("stickbreaking_backward", stream, x,
+                                                   heads / x.p.group, scheduler);
 }
 
 template <typename Shape>
@@ -65,7 +67,8 @@ void launch_heads(cudaStream_t stream, const StickBreakingProblem& p) {
   for (x.first_head = 0; x.first_head < p.heads; x.first_head += p.workspace_heads) {
     const int heads = std::min(p.heads - x.first_head, p.workspace_heads);
     prepare_gates(stream, x, heads);
-    launch_backward<Query, Key>(stream, x, p.tokens, p.tokens, heads, scheduler);
+    launch_query_gradient<Query>(stream, x, heads, scheduler);
+    launch_key_gradient<Key>(stream, x, heads, scheduler);
   }
 }
 

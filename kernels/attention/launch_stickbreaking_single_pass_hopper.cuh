@@ -31,6 +31,13 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
                      kSharedBytes<SinglePassShared<Shape>>, x);
     end_single_pass_kernel<Shape::kD><<<tiles, kSinglePassEndThreads, 0, stream>>>(x);
     check_launch(kName);
+    if constexpr (Shape::kGated) {
+      if (x.dkv == nullptr) continue;
+      const dim3 key_blocks(static_cast<unsigned>(ceil_div(p.tokens, kStickKeys)),
+                            static_cast<unsigned>(x.heads / p.group));
+      add_groups_kernel<Shape::kD><<<key_blocks, kSinglePassEndThreads, 0, stream>>>(x);
+      check_launch(kName);
+    }
   }
 }
 

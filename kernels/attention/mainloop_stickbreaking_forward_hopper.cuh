@@ -20,8 +20,7 @@ struct HopperForwardShape {
   static constexpr bool kGated = kHasGates;
   static constexpr bool kFolded = false;
   static constexpr bool kFar = false;
-  // Gates need registers.
-  static constexpr int kKeys = kGated ? 64 : 128;
+  static constexpr int kKeys = 128;
   // Heads of 32 channels leave registers for a third one.
   static constexpr int kConsumers = kFewTiles ? 1 : kD <= 32 && !kGated ? 3 : 2;
   static constexpr int kQueries = 64 * kConsumers;
@@ -44,7 +43,7 @@ struct HopperForwardShared {
   alignas(1024) __nv_bfloat16 q[Shape::kQueries * kD];
   alignas(1024) __nv_bfloat16 k[kStages][kKeys * kD];
   alignas(1024) __nv_bfloat16 v[kStages][kKeys * kD];
-  float gates[kGated ? kStages : 1][kKeys];
+  ForwardGates<kKeys> gates[kGated ? kStages : 1];
   Pipeline<1> queries, tiles;
   Pipeline<kStages> keys, values;
   QueryTile tile;
@@ -117,11 +116,14 @@ class HopperForwardProducer : public TileState {
       load_key_tile<kKeys, kD>(s_.k[k_.stage()], x_.k, full, first, tile.head / x_.p.group);
     }
   }
-  __device__ __forceinline__ void load_gates(int head, int first) {
-    for (int i = lane(); i < kKeys; i += 32) {
-      cp_async4(shared_address(&s_.gates[v_.stage()][i]),
-                x_.p.gate + (first + i) * x_.p.gate_stride + head);
-    }
+  __device__ __forceinline__ void load_gates(Mbarrier& full, int head, int first) {
+    const float* const gates = x_.p.gate + first * x_.p.gate_stride + head;
+    float gate[kKeys / 32];
+#pragma unroll
+    for (int i = 0; i < kKeys / 32; ++i) gate[i] = gates[(32 * i + lane()) * x_.p.gate_stride];
+#pragma unroll
+    for (int i = 0; i < kKeys / 32; ++i) s_.gates[v_.stage()].set(32 * i + lane(), gate[i]);
+    full.arrive();
   }
   __device__ __forceinline__ void load_queries(const QueryTile& tile) {
     Mbarrier& full = s_.queries.acquire(tile_state());
@@ -132,14 +134,12 @@ class HopperForwardProducer : public TileState {
   __device__ __forceinline__ void load_values(const QueryTile& tile, int block) {
     const int first = first_loaded_key<kKeys>(block, x_.p.tokens);
     Mbarrier& full = s_.values.acquire(v_);
-    if constexpr (kGated) {
-      load_gates(tile.head, first);
-      full.arrive_after_copies();
-    }
     if (lane() == 0) {
       full.arrive_and_expect(kTileBytes);
       load_key_tile<kKeys, kD>(s_.v[v_.stage()], x_.v, full, first, tile.head / x_.p.group);
     }
+    __syncwarp();
+    if constexpr (kGated) load_gates(full, tile.head, first);
     v_.advance();
   }
 
@@ -187,7 +187,7 @@ class HopperForwardConsumer : public TileState {
  private:
   struct State {
     int block, lowest;
-    Sticks<2, kKeys, kGated> sticks;
+    std::conditional_t<kGated, GatedSticks<2, kKeys>, Sticks<2, kKeys, false>> sticks;
     WarpgroupAccumulator<kD> o;
     WarpgroupOperand<kKeys> a;  // of the product with values that is under way
     bool values_pending = false;
@@ -228,13 +228,14 @@ class HopperForwardConsumer : public TileState {
 
   __device__ __forceinline__ void break_sticks(State& x, Scores& s, const TileRowKeys& seen) {
     const int first = first_loaded_key<kKeys>(x.block, p_.tokens);
-    const float* gates = nullptr;
-    if constexpr (kGated) {  // they come with the values
+    const BlockKeys keys{seen, x.block};
+    if constexpr (kGated) {  // gates come with the values
       s_.values.wait(gates_);
-      gates = s_.gates[gates_.stage()];
+      x.sticks.score(s, first, score_scale<Shape>(p_), keys, s_.gates[gates_.stage()]);
       gates_.advance();
+    } else {
+      x.sticks.score(s, first, score_scale<Shape>(p_), keys, nullptr);
     }
-    x.sticks.score(s, first, score_scale<Shape>(p_), BlockKeys{seen, x.block}, gates);
   }
   // A of the scores becomes the operand, after the product that had it before.
   __device__ __forceinline__ void take_operand(State& x, const Scores& s) {

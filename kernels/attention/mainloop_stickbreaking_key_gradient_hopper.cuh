@@ -7,13 +7,14 @@
 
 namespace sbtrain::kernels {
 
-// Writes dgate of a block of the segment's keys, for each block, from the sums that its last
-// segment of queries left.
+// Writes dgate of a block of the segment's keys, for each block and head of keys of the launch,
+// from the sums that its last segment of queries left.
 static __global__ void __launch_bounds__(kStickKeys)
     write_gate_gradients_kernel(const HopperBackwardArguments x) {
   const int block = static_cast<int>(blockIdx.x), n = static_cast<int>(threadIdx.x);
-  const GateSums* const sums = reinterpret_cast<const GateSums*>(x.part.dgate) + 128 * block;
-  write_gate_gradient(x.p, x.first_head, x.part.first_key + block * kStickKeys, n, sums);
+  const int key_head = x.first_head / x.p.group + static_cast<int>(blockIdx.y);
+  const GateSums* const sums = x.gate_sums(key_head, block * kStickKeys);
+  write_gate_gradient(x.p, x.member_of(key_head), x.part.first_key + block * kStickKeys, n, sums);
 }
 
 // Each consumer owns 64 keys of a tile. They share the queries and work apart otherwise. kFewTiles
@@ -129,13 +130,15 @@ class KeyGradientProducer {
     if (end <= x_.part.first_query) return TileParts::kNone;
     return end > x_.part.end_query ? TileParts::kMore : 0;
   }
-  // Segments are of one head of queries, which the launch names.
+  // Segments are of one head of queries of each group, which the launch names.
   __device__ __forceinline__ void load(const int& block, const int& head) {
     load_keys(block, head);
     const int heads = Shape::kSegments ? 1 : x_.p.group;
 #pragma unroll 1
     for (int n = 0; n < heads; ++n) {
-      if (lane() == 0) s_.query_head = Shape::kSegments ? x_.first_head : head * x_.p.group + n;
+      if (lane() == 0) {
+        s_.query_head = Shape::kSegments ? x_.member_of(head) : head * x_.p.group + n;
+      }
       __syncwarp();
       load_head(block, s_.query_head);
       __syncwarp();
@@ -172,8 +175,9 @@ class KeyGradientProducer {
       load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, head);
       load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, head);
       if constexpr (Shape::kGated) {
-        bulk_load(&s_.gates.keys[i], x_.gates_of(head, block + i * kStickKeys), sizeof(KeyGates),
-                  full);
+        const int query_head = Shape::kSegments ? x_.member_of(head) : head;
+        bulk_load(&s_.gates.keys[i], x_.gates_of(query_head, block + i * kStickKeys),
+                  sizeof(KeyGates), full);
       }
     }
   }
@@ -241,6 +245,7 @@ class KeyGradientConsumer {
       mine().head = tile.head;
       if (Shape::kSegments) mine().parts = tile.parts;
     }
+    if constexpr (Shape::kSegments) __syncwarp();
     const int begin = tile.first + kStickKeys * index_;
     const Block block = {begin, first_loaded_key<kStickKeys>(begin, x_.p.tokens)};
     Gradients sums;
@@ -260,14 +265,18 @@ class KeyGradientConsumer {
     if constexpr (Shape::kSegments) {
       const int parts = mine().parts;
       if (parts == TileParts::kNone) return;
-      const bool last_head = (x_.first_head + 1) % x_.p.group == 0;
+      const bool last_head = x_.part.member + 1 == x_.p.group;
       // Later ones go on with the sums; if nothing more is needed, these are the results.
       if (parts == TileParts::kMore || !last_head) {
         save_sums(sums_of(block, 0), sums.dk);
         save_sums(sums_of(block, 1), sums.dv);
       }
     }
-    write(sums.dk, sums.dv, block.begin, block.first_key, mine().head);
+    if constexpr (Shape::kFar) {
+      add_far_gradients(sums, block);
+    } else {
+      write_key_gradients<kD>(x_.p, mine().head, sums.dk, sums.dv, block.begin, block.first_key);
+    }
     if constexpr (Shape::kGated && Shape::kSegments) {
       // write_gate_gradients_kernel adds them later; to do so here would spill registers.
       *gate_sums_of(block) = my_gate_sums();
@@ -313,7 +322,8 @@ class KeyGradientConsumer {
   // Of the warp's 16 keys: of dk (0) or dv (1).
   __device__ __forceinline__ float* sums_of(const Block& block, int which) const {
     const HopperSegments& part = x_.part;
-    const int row = which * part.dkv_rows + block.begin - part.first_key;
+    const int head = mine().head - x_.first_head / x_.p.group;
+    const int row = (2 * head + which) * part.dkv_rows + block.begin - part.first_key;
     return part.dkv + int64_t{row + warp_row()} * kD;
   }
 
@@ -322,8 +332,7 @@ class KeyGradientConsumer {
     return s_.gate_sums.of_thread[index_][threadIdx.x % 128];
   }
   __device__ __forceinline__ GateSums* gate_sums_of(const Block& block) const {
-    const int first = block.begin - x_.part.first_key;
-    return reinterpret_cast<GateSums*>(x_.part.dgate) + 2 * first + threadIdx.x % 128;
+    return x_.gate_sums(mine().head, block.begin - x_.part.first_key) + threadIdx.x % 128;
   }
 
   // The gradients of a tile of queries are added during the scan of the next one.
@@ -581,30 +590,16 @@ class KeyGradientConsumer {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void write(WarpgroupAccumulator<kD>& dk, WarpgroupAccumulator<kD>& dv,
-                                        int block, int first_key, int head_index) {
+  // Adds dk and dv of the block's keys to the sums of their rank.
+  __device__ __forceinline__ void add_far_gradients(const Gradients& sums, const Block& block) {
     const StickBreakingProblem& p = x_.p;
-    const StickHead head(p, head_index);  // of keys
-    const bool to_value = p.remainder == StickRemainder::kValue;
+    const StickHead head(p, mine().head);  // of keys
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int key = first_key + key_of_row<kStickKeys>(warp_row() + lane_row() + 8 * i);
-      if (key < block || key >= p.tokens) continue;
-      if (to_value) add_remainder(dv, i, key, head_index);
-      if constexpr (Shape::kFar) {
-        add_to_row(p.far.dk, head, key, dk, i, p.scale);
-        add_to_row(p.far.dv, head, key, dv, i, 1.0f);
-        continue;
-      }
-      __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
-      __nv_bfloat16* const dv_row = head.row(p.dv, key) + lane_col();
-#pragma unroll
-      for (int c = 0; c < kD / 8; ++c) {
-        const float* const x = dk.at[0][c] + 2 * i;
-        const float* const y = dv.at[0][c] + 2 * i;
-        *reinterpret_cast<uint32_t*>(dk_row + 8 * c) = pack_bf16(x[0] * p.scale, x[1] * p.scale);
-        *reinterpret_cast<uint32_t*>(dv_row + 8 * c) = pack_bf16(y[0], y[1]);
-      }
+      const int key = block.first_key + key_of_row<kStickKeys>(warp_row() + lane_row() + 8 * i);
+      if (key < block.begin || key >= p.tokens) continue;
+      add_to_row(p.far.dk, head, key, sums.dk, i, p.scale);
+      add_to_row(p.far.dv, head, key, sums.dv, i, 1.0f);
     }
   }
 
@@ -619,23 +614,6 @@ class KeyGradientConsumer {
       const float* const y = x.at[0][c] + 2 * i;
       float2& sum = *reinterpret_cast<float2*>(row + 8 * c);
       sum = make_float2(fmaf(y[0], factor, sum.x), fmaf(y[1], factor, sum.y));
-    }
-  }
-
-  // What the remainders of a token's heads give to its own value, in the lane's row i of dv.
-  __device__ __forceinline__ void add_remainder(WarpgroupAccumulator<kD>& dv, int i, int key,
-                                                int key_head) const {
-    const StickBreakingProblem& p = x_.p;
-#pragma unroll 1
-    for (int n = 0; n < p.group; ++n) {
-      const StickHead head(p, key_head * p.group + n);
-      const float rem = exp2_ftz(p.log2_rem[head.at(key)]);
-      const __nv_bfloat16* const dout_row = head.row(p.dout, key) + lane_col();
-#pragma unroll
-      for (int c = 0; c < kD / 8; ++c) {
-        dv.at[0][c][2 * i] += rem * __bfloat162float(dout_row[8 * c]);
-        dv.at[0][c][2 * i + 1] += rem * __bfloat162float(dout_row[8 * c + 1]);
-      }
     }
   }
 

@@ -31,6 +31,7 @@ struct SinglePassShape {
   static constexpr bool kGated = false;
   static constexpr int kConsumers = 3;
   static constexpr int kKeys = kStickKeys * kConsumers;
+  static_assert(kKeys == kSinglePassKeys);
   static constexpr int kQueries = kSinglePassQueries;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kConsumers;  // the consumer of this number computes dq
@@ -54,12 +55,20 @@ struct SinglePassArguments {
   int* next_dq = nullptr;     // [H, tiles]: and to add to dq
   float* dq = nullptr;        // [H, tiles, 64 d], as the lanes hold it (save_sums)
   KeyGates* gates = nullptr;  // [H, T / 64], with gates
+  float* dkv = nullptr;       // [H, 2, places, 192 d], the same, where heads share keys and values
   CUtensorMap q, dout, k, v;  // of 64 queries or keys
   __device__ __forceinline__ int tile(int head, int tile) const {
     return (head - first_head) * tiles + tile;
   }
   __device__ __forceinline__ KeyGates* gates_of(int head, int block) const {
     return gates_of_loaded_keys(gates, p.tokens, head - first_head, block);
+  }
+  // Of the warp's 16 rows of a block of 64 keys: dk (0) or dv (1).
+  template <int kD>
+  __device__ __forceinline__ float* sums_of(int head, int block, int which) const {
+    const int row = block + static_cast<int>(threadIdx.x / 32 % 4 * 16);
+    const int64_t rows = int64_t{places} * kSinglePassKeys;
+    return dkv + ((2 * (head - first_head) + which) * rows + row) * kD;
   }
 };
 
@@ -222,8 +231,9 @@ class SinglePassHelper {
 #pragma unroll 1
       for (int i = 0; i < Shape::kConsumers; ++i) {
         const int first = first_loaded_key<kStickKeys>(s_.tile.first + i * kStickKeys, x_.p.tokens);
-        load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, s_.tile.head);
-        load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, s_.tile.head);
+        const int key_head = s_.tile.head / x_.p.group;
+        load_key_tile<kStickKeys, kD>(s_.k[i], x_.k, full, first, key_head);
+        load_key_tile<kStickKeys, kD>(s_.v[i], x_.v, full, first, key_head);
         if constexpr (Shape::kGated) {
           bulk_load(&s_.gates.keys[i], x_.gates_of(s_.tile.head, s_.tile.first + i * kStickKeys),
                     sizeof(KeyGates), full);
@@ -361,6 +371,10 @@ class SinglePassConsumer {
   struct Block {
     int begin, first_key;  // of the keys, and the first one that is loaded
   };
+  // With gates: y of pairs of the lane's keys, the sum of its rows, rounded to bf16.
+  struct GatePairs {
+    uint32_t of[kLaneKeys / 2];
+  };
   // What a lane keeps of its rows while it waits.
   struct Rows {
     float log2_kept[2];  // of what the lane's keys leave, and those of the quad left of them
@@ -417,8 +431,9 @@ class SinglePassConsumer {
       break_stick<1>(x, rows, sticks[1], stage);
       arrive_as_warp(s_.handed[stage]);
       sync_consumers();  // sums are complete
-      differentiate<0>(x, rows, stage);
-      differentiate<1>(x, rows, stage);
+      GatePairs pairs;
+      differentiate<0>(x, rows, stage, pairs);
+      differentiate<1>(x, rows, stage, pairs);
       fence_async_proxy();
       arrive_as_warp(s_.differentiated[scores_.stage()]);
       sync_threads<128>(kScores + index_);
@@ -426,6 +441,7 @@ class SinglePassConsumer {
       has_dq = stage == index_;
       tile = uniform(s_.next_tile[stage]);
       if (tile < 0) {
+        add_gate_pairs(pairs);
         end_walk(x, sums, stage, has_dq);
         break;
       }
@@ -438,6 +454,7 @@ class SinglePassConsumer {
         issue_value_products(x, state_.stage());
         issue_gradients(sums, stage);
       }
+      add_gate_pairs(pairs);
       scores_.advance();
       before = stage;
       wait_for_products<2>();
@@ -667,16 +684,15 @@ class SinglePassConsumer {
     const Left left = left_of_keys(s_.sums[stage][row<kRow>()]);
     return left.state + (left.sum + rows.c[kRow]);
   }
-  // With gates: stores dz and adds up y. Those of row 0 wait in registers of s for those of row 1.
+  // With gates: stores dz and adds up y of the lane's two rows. Those of row 0 wait in registers of
+  // s for those of row 1.
   template <int kRow>
-  __device__ __forceinline__ void differentiate_gated(TileScores& x, const Rows& rows, int stage) {
+  __device__ __forceinline__ void differentiate_gated(TileScores& x, const Rows& rows, int stage,
+                                                      GatePairs& pairs) {
     const float c = left_sum<kRow>(rows, stage);
     const uint32_t address = score_address<kRow>(s_.dz);
     const float4 kept[2] = {kept_of<kRow>(0), kept_of<kRow>(1)};
     __syncwarp();  // dz of the first half takes the place of what other lanes kept
-    GateSums dgate = {};
-    if constexpr (kRow == 1) dgate = my_gate_sums();
-    uint32_t before = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t rounded[4];
@@ -695,14 +711,20 @@ class SinglePassConsumer {
           x.s.of_row(0, t) = y;
           x.s.of_row(0, t + 1) = y_next;
         } else {
-          const uint32_t pair = pack_bf16(x.s.of_row(0, t) + y, x.s.of_row(0, t + 1) + y_next);
-          if (n % 2 == 1) dgate.add(t / 4, before, pair);
-          before = pair;
+          pairs.of[t / 2] = pack_bf16(x.s.of_row(0, t) + y, x.s.of_row(0, t + 1) + y_next);
         }
       }
       stmatrix_x4(address ^ 64u * half, rounded);
     }
-    if constexpr (kRow == 1) my_gate_sums() = dgate;
+  }
+  // While products are under way: nothing waits for these sums.
+  __device__ __forceinline__ void add_gate_pairs(const GatePairs& pairs) const {
+    if constexpr (Shape::kGated) {
+      GateSums dgate = my_gate_sums();
+#pragma unroll
+      for (int c = 0; c < kGroups; ++c) dgate.add(c, pairs.of[2 * c], pairs.of[2 * c + 1]);
+      my_gate_sums() = dgate;
+    }
   }
   // The thread's part of the sums of y.
   __device__ __forceinline__ GateSums& my_gate_sums() const {
@@ -721,8 +743,9 @@ class SinglePassConsumer {
 
   // Stores dz.
   template <int kRow>
-  __device__ __forceinline__ void differentiate(TileScores& x, const Rows& rows, int stage) {
-    if constexpr (Shape::kGated) return differentiate_gated<kRow>(x, rows, stage);
+  __device__ __forceinline__ void differentiate(TileScores& x, const Rows& rows, int stage,
+                                                GatePairs& pairs) {
+    if constexpr (Shape::kGated) return differentiate_gated<kRow>(x, rows, stage, pairs);
     const float c = left_sum<kRow>(rows, stage);
     const uint32_t address = score_address<kRow>(s_.dz);
 #pragma unroll
@@ -798,32 +821,16 @@ class SinglePassConsumer {
                             QueryColumns(s_.q[stage]), true);
     wgmma_commit();
   }
-  __device__ __forceinline__ void write(const Gradients& sums, const Block& block,
-                                        int head_index) const {
-    const StickBreakingProblem& p = x_.p;
-    const StickHead head(p, head_index);
-    const bool to_value = p.remainder == StickRemainder::kValue;
-    const int warp_row = static_cast<int>(threadIdx.x / 32 % 4 * 16);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = block.first_key + key_of_row<kStickKeys>(warp_row + lane_row() + 8 * i);
-      if (key < block.begin || key >= p.tokens) continue;
-      const float rem = to_value ? exp2_ftz(p.log2_rem[head.at(key)]) : 0.0f;
-      __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
-      __nv_bfloat16* const dv_row = head.row(p.dv, key) + lane_col();
-      const __nv_bfloat16* const dout_row = head.row(p.dout, key) + lane_col();
-#pragma unroll
-      for (int c = 0; c < kD / 8; ++c) {
-        const float* const x = sums.dk.at[0][c] + 2 * i;
-        float y[2] = {sums.dv.at[0][c][2 * i], sums.dv.at[0][c][2 * i + 1]};
-        if (to_value) {
-          y[0] += rem * __bfloat162float(dout_row[8 * c]);
-          y[1] += rem * __bfloat162float(dout_row[8 * c + 1]);
-        }
-        *reinterpret_cast<uint32_t*>(dk_row + 8 * c) = pack_bf16(x[0] * p.scale, x[1] * p.scale);
-        *reinterpret_cast<uint32_t*>(dv_row + 8 * c) = pack_bf16(y[0], y[1]);
+  // dk and dv, or what the head adds to those of its group.
+  __device__ __forceinline__ void write(Gradients& sums, const Block& block, int head) const {
+    if constexpr (Shape::kGated) {
+      if (x_.dkv != nullptr) {
+        save_sums(x_.sums_of<kD>(head, block.begin, 0), sums.dk);
+        save_sums(x_.sums_of<kD>(head, block.begin, 1), sums.dv);
+        return;
       }
     }
+    write_key_gradients<kD>(x_.p, head, sums.dk, sums.dv, block.begin, block.first_key);
   }
 
   Shared& s_;

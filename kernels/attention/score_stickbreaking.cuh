@@ -79,6 +79,24 @@ struct alignas(16) KeyGates {
   float4 log2_inverse[4][4];  // log2(1 / f)
   float4 closed[4][4];        // (1 - f) / f
 };
+// The same of a block of kKeys, for the forward pass: [n][q] are the keys q kKeys / 4 + 4 n to
+// q kKeys / 4 + 4 n + 3.
+template <int kKeys>
+struct alignas(16) ForwardGates {
+  static constexpr int kLaneKeys = kKeys / 4;
+  float4 log2[kKeys / 16][4];     // log2(f)
+  float4 largest[kKeys / 16][4];  // log2 of f e, where e is as large as it may be
+  float4 closed[kKeys / 16][4];   // (1 - f) / f
+
+  __device__ __forceinline__ void set(int key, float gate) {
+    const float f = fmaxf(gate, kSmallestGate);
+    const float inverse = reciprocal_ftz(f), logarithm = log2_ftz(f);
+    const int place = 4 * (key % kLaneKeys / 4 * 4 + key / kLaneKeys) + key % 4;
+    reinterpret_cast<float*>(log2)[place] = logarithm;
+    reinterpret_cast<float*>(largest)[place] = logarithm + kLargestLogit;
+    reinterpret_cast<float*>(closed)[place] = (1.0f - f) * inverse;
+  }
+};
 
 // The gates of a lane's keys, four at a time, in shared memory; or none.
 struct LaneGates {
@@ -172,7 +190,8 @@ __device__ __forceinline__ float pairwise_product(const float* x) {
 // Logarithms are taken of products down to this number, and of their factors below it.
 inline constexpr float kSmallProduct = 0x1p-100f;
 
-// The sticks of a lane's kRows rows, broken from right to left, kKeys keys at a time.
+// The sticks of a lane's kRows rows, broken from right to left, kKeys keys at a time. With kGated
+// each row goes by itself, which takes fewer registers; GatedSticks is faster.
 template <int kRows, int kKeys, bool kGated>
 struct Sticks {
   static constexpr int kLaneKeys = kKeys / 4;
@@ -196,6 +215,33 @@ struct Sticks {
     } else {
       break_block<true>(s, first, scale_log2, seen, lane_gates);
     }
+  }
+
+ protected:
+  // The logarithm of a product is enough, unless the product comes near the smallest number. Each
+  // factor is at least 2^-125.
+  __device__ __forceinline__ void add_logarithms(const float (&after)[kRows][kGroups],
+                                                 const float (&mine)[kRows], bool small) {
+    if (!__any_sync(~0u, small)) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) log2_left[i] += log2_ftz(mine[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) log2_left[i] += log2_ftz(after[i][g]);
+      }
+    }
+  }
+
+  // Returns the stick before the lane's rightmost key, where the lane's keys leave `mine` of it,
+  // and moves `left` to the end of the block.
+  __device__ __forceinline__ float enter(int i, float mine) {
+    const float right =
+        from_right(mine, 1, 1.0f) * from_right(mine, 2, 1.0f) * from_right(mine, 3, 1.0f);
+    const float before = left[i] * right;
+    left[i] *= __shfl_sync(~0u, mine * right, 0, 4);
+    return before;
   }
 
  private:
@@ -256,22 +302,6 @@ struct Sticks {
     }
   }
 
-  // The logarithm of a product is enough, unless the product comes near the smallest number. Each
-  // factor is at least 2^-125.
-  __device__ __forceinline__ void add_logarithms(const float (&after)[kRows][kGroups],
-                                                 const float (&mine)[kRows], bool small) {
-    if (!__any_sync(~0u, small)) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) log2_left[i] += log2_ftz(mine[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-        for (int g = 0; g < kGroups; ++g) log2_left[i] += log2_ftz(after[i][g]);
-      }
-    }
-  }
-
   template <typename Scores>
   __device__ __forceinline__ void break_row_gated(Scores& s, int i, const float (&e)[kLaneKeys],
                                                   const float* gates) {
@@ -299,15 +329,95 @@ struct Sticks {
       stick *= keep[t];
     }
   }
+};
 
-  // Returns the stick before the lane's rightmost key, where the lane's keys leave `mine` of it,
-  // and moves `left` to the end of the block.
-  __device__ __forceinline__ float enter(int i, float mine) {
-    const float right =
-        from_right(mine, 1, 1.0f) * from_right(mine, 2, 1.0f) * from_right(mine, 3, 1.0f);
-    const float before = left[i] * right;
-    left[i] *= __shfl_sync(~0u, mine * right, 0, 4);
-    return before;
+// Sticks with gates, with as few special functions as without: one power for each key and one
+// reciprocal for four. With E = f e, u = 1 + (1 - f) e = 1 + E (1 - f) / f and w = 1 + e = u + E, a
+// key takes E / w of the stick and leaves u / w of it; nothing is subtracted. Of two neighbours,
+// from whose right a stick T comes, the right one takes E1 w0 of T / (w0 w1) and the left one E0
+// u1.
+template <int kRows, int kKeys>
+struct GatedSticks : Sticks<kRows, kKeys, false> {
+  using Base = Sticks<kRows, kKeys, false>;
+  using Base::kLaneKeys, Base::kGroups;
+
+  template <typename Scores, typename Seen>
+  __device__ __forceinline__ void score(Scores& s, int block, float scale_log2, const Seen& seen,
+                                        const ForwardGates<kKeys>& gates) {
+    if (!warp_sees_all(seen, block, kKeys)) {
+      const int first = block + kLaneKeys * quad_lane();
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        hide_keys<kLaneKeys>(s, i, first, seen.range(i), scale_log2);
+      }
+    }
+    break_rows(s, scale_log2, gates);
+  }
+
+ private:
+  // What four keys take of the stick T that comes from their right: the left two their part of
+  // their scores' place times left T, the right two times right T. They leave all T.
+  struct Parts {
+    float left, right, all;
+  };
+
+  template <typename Scores>
+  __device__ __forceinline__ void break_rows(Scores& s, float scale_log2,
+                                             const ForwardGates<kKeys>& gates) {
+    Parts parts[kRows][kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int q = quad_lane();
+      const float4 shift = gates.log2[g][q], largest = gates.largest[g][q];
+      const float4 closed = gates.closed[g][q];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        float e[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const float z = fmaf(s.of_row(i, 4 * g + n), scale_log2, element(shift, n));
+          e[n] = exp2_ftz(fminf(z, element(largest, n)));
+        }
+        const float2 low = take(e[0], e[1], closed.x, closed.y, s, i, 4 * g);
+        const float2 high = take(e[2], e[3], closed.z, closed.w, s, i, 4 * g + 2);
+        const float r = reciprocal_ftz(low.y * high.y);
+        const float left = high.x * r;
+        parts[i][g] = {left, low.y * r, low.x * left};
+      }
+    }
+    float after[kRows][kGroups], mine[kRows];
+    bool small = false;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) after[i][g] = parts[i][g].all;
+      mine[i] = pairwise_product<kGroups>(after[i]);
+      small = small || mine[i] < kSmallProduct;
+    }
+    this->add_logarithms(after, mine, small);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float stick = this->enter(i, mine[i]);
+#pragma unroll
+      for (int g = kGroups - 1; g >= 0; --g) {
+        const float right = stick * parts[i][g].right, left = stick * parts[i][g].left;
+        s.of_row(i, 4 * g + 3) *= right;
+        s.of_row(i, 4 * g + 2) *= right;
+        s.of_row(i, 4 * g + 1) *= left;
+        s.of_row(i, 4 * g) *= left;
+        stick *= parts[i][g].all;
+      }
+    }
+  }
+  // Scores t and t + 1 become E0 u1 and E1 w0. Returns u0 u1 and w0 w1.
+  template <typename Scores>
+  static __device__ __forceinline__ float2 take(float e0, float e1, float closed0, float closed1,
+                                                Scores& s, int i, int t) {
+    const float u0 = fmaf(closed0, e0, 1.0f), u1 = fmaf(closed1, e1, 1.0f);
+    const float w0 = u0 + e0, right = e1 * w0;
+    s.of_row(i, t) = e0 * u1;
+    s.of_row(i, t + 1) = right;
+    return {u0 * u1, fmaf(w0, u1, right)};
   }
 };
 

@@ -70,7 +70,7 @@ constexpr size_t stickbreaking_hopper_forward_scratch_bytes(int64_t tokens) {
 // keys and values, it computes one head at a time, and of it segments of queries times segments of
 // keys, one after the other. From one to the next it keeps, of one head, the states of the rows,
 // and the sums of dq and of a segment's dk and dv; from one head of a group to the next, the sums
-// of dk and dv of all keys.
+// of dk and dv of all keys. Groups with gates keep these sums too where all heads of a group fit.
 inline constexpr int64_t kHopperStateBudget = int64_t{1} << 30;  // bytes
 inline constexpr int64_t kHopperRowStateBytes = 32;
 // With gates it has two numbers of each key's.
@@ -95,14 +95,15 @@ struct StickHopperScratch {
   size_t states;      // {T, C} [heads, blocks, state_rows, 4]
   size_t first_keys;  // i32 [heads, rows]
   size_t gates;       // f32 [heads, tokens / 64, 128], with gates
-  size_t carries;     // {log2 T, C} [rows]; from here on: with segments
-  size_t dq;          // f32 [rows, d]
-  size_t dkv;         // f32 [2, dkv_rows, d]
-  size_t dgate;       // f32 [segment, 8], with gates
-  size_t lowest;      // i32 [segments]
-  size_t counters;    // i32 [2, segments, segments]: tiles that are taken, in each launch
-  size_t orders;      // i32 [2, segment / 64]: of tiles, from the first and from the last one on
-  size_t scheduler;   // without segments
+  // Sums of one head of queries of each group at a time: with segments, or of groups with gates.
+  size_t dkv;        // f32 [heads / group or 1, 2, dkv_rows, d]
+  size_t dgate;      // f32 [heads / group or 1, dkv_rows, 8], with gates
+  size_t carries;    // {log2 T, C} [rows]; from here on: with segments
+  size_t dq;         // f32 [rows, d]
+  size_t lowest;     // i32 [segments]
+  size_t counters;   // i32 [2, segments, segments]: tiles that are taken, in each launch
+  size_t orders;     // i32 [2, segment / 64]: of tiles, from the first and from the last one on
+  size_t scheduler;  // without segments
   size_t bytes;
   constexpr int64_t segments() const { return (tokens + segment - 1) / segment; }
 };
@@ -127,12 +128,20 @@ constexpr StickHopperScratch stickbreaking_hopper_layout(const StickHopperShape&
   s.states = take(heads * s.blocks * s.state_rows * kHopperRowStateBytes);
   s.first_keys = take(heads * s.rows * 4);
   if (x.gated) s.gates = take(heads * round_up(x.tokens, 64) * kHopperKeyGateBytes);
+  const bool by_member = x.gated && x.group > 1;
+  if (!whole || by_member) {
+    const int64_t key_heads = whole ? heads / x.group : 1;
+    if (whole) {
+      s.dkv_rows = round_up(x.tokens, kHopperSegmentStep);
+    } else {
+      s.dkv_rows = x.group > 1 ? s.segments() * segment : segment;
+    }
+    s.dkv = take(key_heads * s.dkv_rows * x.head_dim * 8);
+    if (x.gated) s.dgate = take(key_heads * s.dkv_rows * 32);
+  }
   if (!whole) {
     s.carries = take(s.rows * 8);
     s.dq = take(s.rows * x.head_dim * 4);
-    s.dkv_rows = x.group > 1 ? s.segments() * segment : segment;
-    s.dkv = take(s.dkv_rows * x.head_dim * 8);
-    if (x.gated) s.dgate = take(segment * 32);
     s.lowest = take(s.segments() * 4);
     s.counters = take(2 * s.segments() * s.segments() * 4);
     s.orders = take(2 * (segment / 64) * 4);
@@ -168,22 +177,26 @@ constexpr StickHopperScratch stickbreaking_hopper_backward_scratch(
 }
 
 // Whether the backward pass for Hopper is a single pass, which is written for heads of 32 and 64
-// channels with keys of their own. On an H200, 24 heads of 64 channels and 32768 tokens without a
-// gate, it takes 3.35 ms instead of 4.24 for documents of 4096 tokens, 11.5 instead of 15.6 for
-// 16384 and 2.14 instead of 2.89 for many lengths. Where each of the smallest tiles, of 64 rows,
-// has a multiprocessor of its own, the two phases have kernels that use all of these, while a block
-// of 192 keys would leave most of them idle. Between the two, where each block of keys has a
-// multiprocessor of its own, the one with the most queries takes all of the time, and that is
-// shorter in a single pass just as where there are many.
-constexpr bool takes_single_pass(int64_t tokens, int64_t heads, int64_t head_dim, int64_t group) {
+// channels, with keys of their own or with gates. On an H200, 24 heads of 64 channels and 32768
+// tokens without a gate, it takes 3.35 ms instead of 4.24 for documents of 4096 tokens, 11.5
+// instead of 15.6 for 16384 and 2.14 instead of 2.89 for many lengths. Where each of the smallest
+// tiles, of 64 rows, has a multiprocessor of its own, the two phases have kernels that use all of
+// these, while a block of 192 keys would leave most of them idle. Between the two, where each block
+// of keys has a multiprocessor of its own, the one with the most queries takes all of the time, and
+// that is shorter in a single pass just as where there are many.
+constexpr bool takes_single_pass(int64_t tokens, int64_t heads, int64_t head_dim, int64_t group,
+                                 bool gated) {
   constexpr int64_t kTile = 64, kMultiprocessors = 132;
-  return head_dim <= 64 && group == 1 && (tokens + kTile - 1) / kTile * heads > kMultiprocessors;
+  return head_dim <= 64 && (group == 1 || gated) &&
+         (tokens + kTile - 1) / kTile * heads > kMultiprocessors;
 }
 
 // The backward pass in a single pass keeps a state of each row, and sums of dq, of as many heads at
 // a time as fit the same budget: one head does up to 2^27 tokens times channels, which are sums of
-// 512 MiB. All is of whole tiles of 64 queries.
+// 512 MiB. All is of whole tiles of 64 queries. Of heads that share keys and values it keeps dk and
+// dv of each, and adds them at the end: whole groups at a time. Two phases without gates keep none.
 inline constexpr int64_t kSinglePassQueries = 64;
+inline constexpr int64_t kSinglePassKeys = 192;
 // The layout of the scratch in bytes from its start, and the heads that are computed at a time.
 struct StickSinglePassScratch {
   int64_t heads, tiles;
@@ -194,10 +207,13 @@ struct StickSinglePassScratch {
   size_t next_dq;     // i32 [heads, tiles]
   size_t dq;          // f32 [heads, tiles, 64 d]
   size_t gates;       // f32 [heads, tiles, 128], with gates
+  size_t dkv;         // f32 [heads, 2, dkv_rows, d], of groups
+  int64_t dkv_rows;   // the keys, in whole blocks
   size_t bytes;
 };
 constexpr StickSinglePassScratch stickbreaking_single_pass_layout(int64_t tokens, int64_t heads,
-                                                                  int64_t head_dim, bool gated) {
+                                                                  int64_t head_dim, bool gated,
+                                                                  int64_t group = 1) {
   StickSinglePassScratch s{};
   s.heads = heads;
   s.tiles = (tokens + kSinglePassQueries - 1) / kSinglePassQueries;
@@ -214,16 +230,22 @@ constexpr StickSinglePassScratch stickbreaking_single_pass_layout(int64_t tokens
   s.next_dq = take(heads * s.tiles * 4);
   s.dq = take(rows * head_dim * 4);
   if (gated) s.gates = take(rows * kHopperKeyGateBytes);
+  if (group > 1) {
+    s.dkv_rows = (tokens + kSinglePassKeys - 1) / kSinglePassKeys * kSinglePassKeys;
+    s.dkv = take(heads * s.dkv_rows * head_dim * 8);
+  }
   return s;
 }
 constexpr StickSinglePassScratch stickbreaking_single_pass_scratch(
-    int64_t tokens, int64_t heads, int64_t head_dim, bool gated,
+    int64_t tokens, int64_t heads, int64_t head_dim, bool gated, int64_t group = 1,
     int64_t budget = kHopperStateBudget) {
-  const int64_t at_a_time = most_that_fit(heads, [&](int64_t count) {
-    const size_t bytes = stickbreaking_single_pass_layout(tokens, count, head_dim, gated).bytes;
-    return static_cast<int64_t>(bytes) <= budget;
+  const auto of_groups = [&](int64_t count) {
+    return stickbreaking_single_pass_layout(tokens, count * group, head_dim, gated, group);
+  };
+  const int64_t groups = most_that_fit(heads / group, [&](int64_t count) {
+    return static_cast<int64_t>(of_groups(count).bytes) <= budget;
   });
-  return stickbreaking_single_pass_layout(tokens, at_a_time, head_dim, gated);
+  return of_groups(groups);
 }
 
 // ---- Stick-breaking, backward: how the work is divided, whichever kernels compute it
@@ -248,12 +270,15 @@ struct StickBackwardPlan {
 // learned remainder.
 constexpr StickBackwardPlan stickbreaking_backward_plan(const StickBackwardShape& x) {
   StickBackwardPlan plan{.blocks = (x.max_seqlen + 126) / 64 + 2, .tokens = x.tokens};
-  plan.single_pass = x.hopper && takes_single_pass(x.tokens, x.heads, x.head_dim, x.group);
+  const StickSinglePassScratch single =
+      stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim, x.gated, x.group);
+  // Where the sums of a group do not fit, two phases compute one head at a time.
+  const bool fits = x.group == 1 || static_cast<int64_t>(single.bytes) <= kHopperStateBudget;
+  plan.single_pass =
+      x.hopper && fits && takes_single_pass(x.tokens, x.heads, x.head_dim, x.group, x.gated);
   if (plan.single_pass) {
-    const StickSinglePassScratch s =
-        stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim, x.gated);
-    plan.heads = s.heads;
-    plan.bytes = s.bytes;
+    plan.heads = single.heads;
+    plan.bytes = single.bytes;
   } else if (x.hopper) {
     const StickHopperScratch s = stickbreaking_hopper_backward_scratch({.tokens = x.tokens,
                                                                         .heads = x.heads,

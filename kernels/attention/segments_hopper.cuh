@@ -10,6 +10,11 @@ inline bool in_segments(const StickBreakingProblem& p) {
   return p.workspace_tokens < p.tokens || p.workspace_heads < p.group;
 }
 
+// Whether dk and dv are computed of one head of queries of each group at a time.
+inline bool by_member(const StickBreakingProblem& p) {
+  return p.gate != nullptr && p.group > 1;
+}
+
 // What launches of segments have beside their arguments.
 struct SegmentLaunches {
   int* lowest;    // of each segment of queries
@@ -36,12 +41,14 @@ inline void* place_in_scratch(HopperBackwardArguments& x) {
   x.state_rows = static_cast<int>(s.state_rows);
   x.first_keys = reinterpret_cast<int*>(bytes + s.first_keys);
   if (x.p.gate) x.gates = reinterpret_cast<KeyGates*>(bytes + s.gates);
-  if (in_segments(x.p)) {
+  if (in_segments(x.p) || by_member(x.p)) {
     if (x.p.gate) x.part.dgate = reinterpret_cast<float*>(bytes + s.dgate);
-    x.part.carries = reinterpret_cast<float2*>(bytes + s.carries);
-    x.part.dq = reinterpret_cast<float*>(bytes + s.dq);
     x.part.dkv = reinterpret_cast<float*>(bytes + s.dkv);
     x.part.dkv_rows = static_cast<int>(s.dkv_rows);
+  }
+  if (in_segments(x.p)) {
+    x.part.carries = reinterpret_cast<float2*>(bytes + s.carries);
+    x.part.dq = reinterpret_cast<float*>(bytes + s.dq);
   }
   x.p.workspace_blocks = static_cast<int>(s.blocks);
   return bytes + s.scheduler;
@@ -94,13 +101,13 @@ void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& c
   const int tokens = x.p.tokens, segment = x.p.workspace_tokens;
   const int* const lowest = segment_launches(x.p).lowest;
   HopperSegments& part = x.part;
-  const bool first_of_group = x.first_head % x.p.group == 0;
+  part.member = x.first_head % x.p.group;
   float* const dkv = part.dkv;
   clear(part.dq, int64_t{x.rows} * x.p.head_dim);
   for (part.first_key = 0; part.first_key < tokens; part.first_key = part.end_key) {
     part.end_key = part.first_key + segment;
     part.dkv = x.p.group > 1 ? dkv + int64_t{part.first_key} * x.p.head_dim : dkv;
-    for (int which = 0; first_of_group && which < 2; ++which) {
+    for (int which = 0; part.member == 0 && which < 2; ++which) {
       clear(part.dkv + int64_t{which} * part.dkv_rows * x.p.head_dim,
             int64_t{segment} * x.p.head_dim);
     }
@@ -115,6 +122,21 @@ void for_each_segment(HopperBackwardArguments& x, const Run& run, const Clear& c
     end(keys);
   }
   part.dkv = dkv;
+}
+
+// Calls run() for each head of queries of a group, with gates and without segments, and end() after
+// it; x.first_head is the first head of the first one of `heads` / group groups. clear() as above.
+template <typename Run, typename Clear, typename End>
+void for_each_member(HopperBackwardArguments& x, int heads, const Run& run, const Clear& clear,
+                     const End& end) {
+  HopperSegments& part = x.part;
+  const int64_t rows = int64_t{heads / x.p.group} * part.dkv_rows;
+  clear(part.dkv, 2 * rows * x.p.head_dim);
+  for (part.member = 0; part.member < x.p.group; ++part.member) {
+    clear(part.dgate, 8 * rows);
+    run();
+    end();
+  }
 }
 
 }  // namespace sbtrain::kernels

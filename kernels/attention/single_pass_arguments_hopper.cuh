@@ -9,8 +9,8 @@ namespace sbtrain::kernels {
 // Of the heads from first_head on; their places in the workspace of the problem.
 template <typename Shape>
 SinglePassArguments single_pass_arguments(const StickBreakingProblem& p, int first_head) {
-  const StickSinglePassScratch s =
-      stickbreaking_single_pass_layout(p.tokens, p.workspace_heads, Shape::kD, Shape::kGated);
+  const StickSinglePassScratch s = stickbreaking_single_pass_layout(
+      p.tokens, p.workspace_heads, Shape::kD, Shape::kGated, p.group);
   auto* const bytes = reinterpret_cast<unsigned char*>(p.workspace);
   return {.p = p,
           .scale_log2 = p.scale * kLog2e,
@@ -25,6 +25,7 @@ SinglePassArguments single_pass_arguments(const StickBreakingProblem& p, int fir
           .next_dq = reinterpret_cast<int*>(bytes + s.next_dq),
           .dq = reinterpret_cast<float*>(bytes + s.dq),
           .gates = Shape::kGated ? reinterpret_cast<KeyGates*>(bytes + s.gates) : nullptr,
+          .dkv = p.group > 1 ? reinterpret_cast<float*>(bytes + s.dkv) : nullptr,
           .q = token_tiles(p, p.q, Shape::kQueries),
           .dout = token_tiles(p, p.dout, Shape::kQueries),
           .k = key_tiles(p, p.k, kStickKeys),

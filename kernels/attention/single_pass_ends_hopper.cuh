@@ -49,4 +49,25 @@ static __global__ void __launch_bounds__(kSinglePassEndThreads)
              [scale](int) { return scale; });
 }
 
+// A block of 128 threads for each block of 64 keys of each head of keys: dk and dv, in the order of
+// the heads of queries.
+template <int kD>
+static __global__ void __launch_bounds__(kSinglePassEndThreads)
+    add_groups_kernel(const __grid_constant__ SinglePassArguments x) {
+  const StickBreakingProblem& p = x.p;
+  const int block = static_cast<int>(blockIdx.x) * kStickKeys;
+  const int key_head = x.first_head / p.group + static_cast<int>(blockIdx.y);
+  WarpgroupAccumulator<kD> sums[2];
+#pragma unroll
+  for (int which = 0; which < 2; ++which) {
+    sums[which].clear();
+#pragma unroll 1
+    for (int n = 0; n < p.group; ++n) {
+      add_sums(sums[which], x.sums_of<kD>(key_head * p.group + n, block, which));
+    }
+  }
+  write_key_gradients<kD>(p, key_head, sums[0], sums[1], block,
+                          first_loaded_key<kStickKeys>(block, p.tokens));
+}
+
 }  // namespace sbtrain::kernels

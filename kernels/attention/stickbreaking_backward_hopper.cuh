@@ -59,17 +59,26 @@ __device__ __forceinline__ KeyGates* gates_of_loaded_keys(KeyGates* gates, int t
 // queries to the next as sums of dk and dv; all in f32, so that segments change no bit of the
 // result. Sums of dq are zero where a head begins, those of dk and dv where a segment of keys does;
 // the sums of a group's first head go on with its next ones.
+//
+// With gates, which each head of queries has its own of, the second phase computes one head of each
+// group at a time, the `member`, for all queries and keys: sums of dk and dv go from one member to
+// the next.
 struct HopperSegments {
+  int member = 0;  // of its group: the head of queries whose sums are added
   int first_query = 0, end_query = INT_MAX;
   int first_key = 0, end_key = INT_MAX;
-  // The first key that any query of the segment sees: beyond the keys there is nothing to do.
+  // The first key that any query of the segment sees: beyond the keys there is nothing to do. None
+  // where there is one segment.
   const int* lowest = nullptr;
   float2* carries = nullptr;  // [rows]
   float* dq = nullptr;        // [rows, d], as the lanes hold it
-  float* dkv = nullptr;       // [2, dkv_rows, d], the same, from the segment's first key on
+  float* dkv = nullptr;       // [heads, 2, dkv_rows, d], the same, from the segment's first key on
   int dkv_rows = 0;           // keys of a segment; where heads form groups, of all of them
-  float* dgate = nullptr;     // [keys of the segment, 8], the same, with gates
+  float* dgate = nullptr;     // [heads, dkv_rows, 8], the same, with gates
 };
+
+// The gradient of the gates of 64 keys, of a lane (gate_sums_hopper.cuh).
+struct GateSums;
 
 struct HopperBackwardArguments {
   StickBreakingProblem p;
@@ -90,6 +99,12 @@ struct HopperBackwardArguments {
   __device__ __forceinline__ KeyGates* gates_of(int head, int block) const {
     return gates_of_loaded_keys(gates, p.tokens, head - first_head, block);
   }
+  // The head of queries that the launch computes of the group of a head of keys.
+  __device__ __forceinline__ int member_of(int key_head) const {
+    return key_head * p.group + part.member;
+  }
+  // Of a head of keys: sums of the gradient of gates, from key `key` of the segment on.
+  __device__ __forceinline__ GateSums* gate_sums(int key_head, int key) const;
   // The states of the 64 rows from `row` on, one of the segment, at a place.
   __device__ __forceinline__ TileStates* states(int head, int place, int row) const {
     const int64_t slot = static_cast<int64_t>(head - first_head) * p.workspace_blocks + place;
@@ -115,7 +130,7 @@ static __global__ void __launch_bounds__(kStickKeys)
 // Whether any query of the segment sees a key of the segment. A square that has none changes
 // nothing: what it would pass on is where it was, and results were written with the last sums.
 __device__ __forceinline__ bool segment_is_needed(const HopperSegments& part) {
-  return *part.lowest < part.end_key;
+  return part.lowest == nullptr || *part.lowest < part.end_key;
 }
 
 // What a tile has to do with other segments than that of the launch.
@@ -142,6 +157,60 @@ __device__ __forceinline__ void load_sums(WarpgroupAccumulator<kD>& x, const flo
     const float4 y = reinterpret_cast<const float4*>(from)[32 * c + lane()];
     float* const to = x.at[0][c];
     to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
+  }
+}
+
+template <int kD>
+__device__ __forceinline__ void add_sums(WarpgroupAccumulator<kD>& x, const float* from) {
+#pragma unroll
+  for (int c = 0; c < kD / 8; ++c) {
+    const float4 y = reinterpret_cast<const float4*>(from)[32 * c + lane()];
+    float* const to = x.at[0][c];
+    to[0] += y.x, to[1] += y.y, to[2] += y.z, to[3] += y.w;
+  }
+}
+
+// What the remainders of a token's heads give to its own value, in the lane's row i of dv.
+template <int kD>
+__device__ __forceinline__ void add_remainders(const StickBreakingProblem& p,
+                                               WarpgroupAccumulator<kD>& dv, int i, int key,
+                                               int key_head) {
+#pragma unroll 1
+  for (int n = 0; n < p.group; ++n) {
+    const StickHead head(p, key_head * p.group + n);
+    const float rem = exp2_ftz(p.log2_rem[head.at(key)]);
+    const __nv_bfloat16* const dout_row = head.row(p.dout, key) + lane_col();
+#pragma unroll
+    for (int c = 0; c < kD / 8; ++c) {
+      dv.at[0][c][2 * i] += rem * __bfloat162float(dout_row[8 * c]);
+      dv.at[0][c][2 * i + 1] += rem * __bfloat162float(dout_row[8 * c + 1]);
+    }
+  }
+}
+// Writes dk and dv of the warp's 16 rows of a block of 64 keys, from the sums of all queries; keys
+// are loaded from `first_key` on, and those left of `block` are another block's.
+template <int kD>
+__device__ __forceinline__ void write_key_gradients(const StickBreakingProblem& p, int key_head,
+                                                    const WarpgroupAccumulator<kD>& dk,
+                                                    WarpgroupAccumulator<kD>& dv, int block,
+                                                    int first_key) {
+  const StickHead head(p, key_head);
+  const int warp_row = static_cast<int>(threadIdx.x / 32 % 4 * 16);
+  const bool to_value = p.remainder == StickRemainder::kValue;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = first_key + key_of_row<kStickKeys>(warp_row + lane_row() + 8 * i);
+    if (key < block || key >= p.tokens) continue;
+    if (to_value) add_remainders(p, dv, i, key, key_head);
+    __nv_bfloat16* const dk_row = head.row(p.dk, key) + lane_col();
+    __nv_bfloat16* const dv_row = head.row(p.dv, key) + lane_col();
+#pragma unroll
+    for (int c = 0; c < kD / 8; ++c) {
+      const float* const x = dk.at[0][c] + 2 * i;
+      const float* const y = dv.at[0][c] + 2 * i;
+      *reinterpret_cast<uint32_t*>(dk_row + 8 * c) = pack_bf16(x[0] * p.scale, x[1] * p.scale);
+      *reinterpret_cast<uint32_t*>(dv_row + 8 * c) = pack_bf16(y[0], y[1]);
+    }
   }
 }
 

@@ -17,7 +17,7 @@ struct Plan : kernels::StickBackwardPlan {
 Plan plan_of(const sbtrain_stickbreaking& x, const Device& device, bool gated, bool backward) {
   const int64_t group = x.heads / kv_heads(x);
   Plan plan;
-  plan.hopper = has_hopper(device, x.tokens, x.head_dim) && !(gated && backward && group > 1);
+  plan.hopper = has_hopper(device, x.tokens, x.head_dim);
   if (!backward) {
     if (plan.hopper) plan.bytes = kernels::stickbreaking_hopper_forward_scratch_bytes(x.tokens);
     return plan;

@@ -92,11 +92,8 @@ std::string why_not_hopper(const Shape& x, const Target& target) {
   if (x.tokens < kernels::kHopperTokens) {
     return fmt::format("they take packs of at least {} tokens", kernels::kHopperTokens);
   }
-  if (!x.backward || x.group == 1) return {};
-  if constexpr (requires { x.gated; }) {
-    if (x.gated) return "they have no gradient of a forget gate where heads share keys";
-  } else {
-    if (x.bias != PositionBias::kNone)
+  if constexpr (requires { x.bias; }) {
+    if (x.backward && x.group > 1 && x.bias != PositionBias::kNone)
       return "they have no gradient of a bias where heads share keys";
   }
   return {};

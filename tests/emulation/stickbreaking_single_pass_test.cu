@@ -12,8 +12,8 @@ using namespace kernels;  // what runs is theirs
 
 class SinglePass : public Attention {
  public:
-  SinglePass(const std::vector<int32_t>& documents, int head_dim)
-      : Attention(documents, head_dim),
+  SinglePass(const std::vector<int32_t>& documents, int head_dim, Heads heads_ = {})
+      : Attention(documents, head_dim, heads_),
         stop_(row.size()),
         bias_(random_bf16("bias", int64_t{heads} * head_dim)),
         want_(oracle()) {
@@ -63,7 +63,7 @@ class SinglePass : public Attention {
   void attend_current() { problem_.attend_current = want_.attend_current = true; }
   void compute_heads_at_a_time(int heads) {
     workspace_.resize(
-        stickbreaking_single_pass_layout(tokens(), heads, head_dim, !gate_.empty()).bytes /
+        stickbreaking_single_pass_layout(tokens(), heads, head_dim, !gate_.empty(), group).bytes /
         sizeof(float));
     problem_.workspace = workspace_.data();
     problem_.workspace_heads = heads;
@@ -132,6 +132,10 @@ class SinglePass : public Attention {
       }
       launch({}, {Shape::kThreads}, timing, [&] { single_pass_hopper_kernel<Shape>(x); });
       launch(tiles, {kSinglePassEndThreads}, timing, [&] { end_single_pass_kernel<kD>(x); });
+      if (group == 1) continue;
+      const Index key_blocks = {static_cast<unsigned>(ceil_div(tokens(), kStickKeys)),
+                                static_cast<unsigned>(x.heads / group)};
+      launch(key_blocks, {kSinglePassEndThreads}, timing, [&] { add_groups_kernel<kD>(x); });
     }
   }
 
@@ -300,6 +304,32 @@ TEST(EmulatedSinglePass, SticksThatEndSoon) {
     ASSERT_NO_THROW((x.run<64>(timing, 0x1p-14f)));
     x.expect_near(want);
   }
+}
+
+// Heads of queries with gates that share keys and values; one group at a time gives the same bits.
+template <int kD>
+void check_gates_of_groups() {
+  for (const Heads& heads : kGroups) {
+    SinglePass x(kPacks[2], kD, heads);
+    x.give_gates();
+    x.give_remainder_to(StickRemainder::kValue);
+    const test::oracle::Result want = x.want();
+    for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+      SCOPED_TRACE(describe_case(kPacks[2], timing) + ", groups of " + std::to_string(x.group));
+      ASSERT_NO_THROW((x.run<kD>(timing, 0x1p-24f)));
+      x.check(want);
+    }
+    const auto dk = to_f64(x.dk), dv = to_f64(x.dv), dgate = to_f64(x.dgate());
+    x.compute_heads_at_a_time(x.group);
+    ASSERT_NO_THROW((x.run<kD>(Timing::kAtOnce, 0x1p-24f)));
+    EXPECT_EQ(to_f64(x.dk), dk);
+    EXPECT_EQ(to_f64(x.dv), dv);
+    EXPECT_EQ(to_f64(x.dgate()), dgate);
+  }
+}
+TEST(EmulatedSinglePass, GatesOfGroups) {
+  check_gates_of_groups<32>();
+  check_gates_of_groups<64>();
 }
 
 void check_heads_in_groups(bool gated) {

@@ -130,8 +130,16 @@ class StickBreaking : public Attention {
     HopperBackwardArguments x = backward_arguments();
     if (!in_segments(p)) {
       prepare_gates(timing, x);
-      return run_phases<Kind<QueryGradientShape<kD, kFewTiles>>,
-                        Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens(), tokens());
+      run_query_gradient<Kind<QueryGradientShape<kD, kFewTiles>>>(timing, x, tokens());
+      if (!by_member(p)) {
+        return run_key_gradient<Kind<KeyGradientShape<kD, kFewTiles>>>(timing, x, tokens());
+      }
+      return for_each_member(
+          x, heads,
+          [&] {
+            run_key_gradient<Kind<KeyGradientShape<kD, kFewTiles, true>>>(timing, x, tokens());
+          },
+          clear, [&] { write_gate_gradients(timing, x, tokens()); });
     }
     const SegmentLaunches launches = segment_launches(p);
     for (; x.first_head < heads; ++x.first_head) {
@@ -141,11 +149,10 @@ class StickBreaking : public Attention {
       for_each_segment(
           x,
           [&](int queries, int keys) {
-            run_phases<Kind<QueryGradientShape<kD, kFewTiles, true>>,
-                       Kind<KeyGradientShape<kD, kFewTiles, true>>>(timing, x, queries, keys);
+            run_query_gradient<Kind<QueryGradientShape<kD, kFewTiles, true>>>(timing, x, queries);
+            run_key_gradient<Kind<KeyGradientShape<kD, kFewTiles, true>>>(timing, x, keys);
           },
-          [](float* sums, int64_t count) { std::fill_n(sums, count, 0.0f); },
-          [&](int keys) { write_gate_gradients(timing, x, keys); });
+          clear, [&](int keys) { write_gate_gradients(timing, x, keys); });
     }
   }
   void prepare_gates(Timing timing, const HopperBackwardArguments& x) const {
@@ -156,19 +163,24 @@ class StickBreaking : public Attention {
   }
   void write_gate_gradients(Timing timing, const HopperBackwardArguments& x, int keys) const {
     if (gate_.empty()) return;
-    launch({unsigned(kernels::ceil_div(keys, kStickKeys))}, {kStickKeys}, timing,
-           [&] { write_gate_gradients_kernel(x); });
+    launch({unsigned(kernels::ceil_div(keys, kStickKeys)), unsigned(key_heads())}, {kStickKeys},
+           timing, [&] { write_gate_gradients_kernel(x); });
   }
-  template <typename Query, typename Key>
-  void run_phases(Timing timing, HopperBackwardArguments& x, int queries, int keys) {
+  static void clear(float* sums, int64_t count) { std::fill_n(sums, count, 0.0f); }
+  int key_heads() const { return std::max(1, problem_.workspace_heads / group); }
+  template <typename Query>
+  void run_query_gradient(Timing timing, HopperBackwardArguments& x, int queries) {
     const StickBreakingProblem& p = problem_;
     x.q = token_tiles(p, p.q, Query::kQueries);
     x.dout = token_tiles(p, p.dout, Query::kQueries);
     run_persistent<StickQueryGradientMainloop<Query>>(timing, x, queries, p.workspace_heads);
+  }
+  template <typename Key>
+  void run_key_gradient(Timing timing, HopperBackwardArguments& x, int keys) {
+    const StickBreakingProblem& p = problem_;
     x.q = token_tiles(p, p.q, Key::kQueries);
     x.dout = token_tiles(p, p.dout, Key::kQueries);
-    run_persistent<StickKeyGradientMainloop<Key>>(timing, x, keys,
-                                                  std::max(1, p.workspace_heads / group));
+    run_persistent<StickKeyGradientMainloop<Key>>(timing, x, keys, key_heads());
   }
 
   std::vector<int32_t> stop_;
@@ -256,10 +268,11 @@ TEST(EmulatedStickBreaking, HeadsOf128) {
 
 // Heads of queries that share keys and values.
 template <int kD, bool kFewTiles = false>
-void check_groups() {
+void check_groups(bool gated = false) {
   for (const Heads& heads : kGroups) {
     StickBreaking x(kPacks[2], kD, heads);
     test::oracle::Problem problem = x.oracle();
+    if (gated) problem.gate = x.give_gates();
     problem.remainder = test::oracle::Remainder::kValue;
     x.give_remainder_to_values();
     const test::oracle::Result want = test::oracle::stickbreaking(problem);
@@ -279,6 +292,11 @@ TEST(EmulatedStickBreaking, GroupsOfHeadsOf64) {
 }
 TEST(EmulatedStickBreaking, GroupsOfHeadsOf128) {
   check_groups<128>();
+}
+TEST(EmulatedStickBreaking, GatesOfGroups) {
+  check_groups<32>(true);
+  check_groups<64>(true);
+  check_groups<128>(true);
 }
 
 // Queries that have been multiplied by scale * log2(e) and then rounded.
@@ -313,7 +331,6 @@ void check_segments(bool gated = false) {
          {std::pair{0.0f, Heads{}}, std::pair{0x1p-24f, Heads{}},
           std::pair{0x1p-24f, Heads{4, 2}}}) {
       StickBreaking x(documents, kD, heads);
-      if (gated && x.group > 1) continue;  // such gates go to the portable kernels
       x.give_remainder_to_values();
       x.give_remainder_a_gradient();
       if (gated) x.give_gates();

@@ -132,7 +132,8 @@ void run_single_pass(GpuStream& gpu, const ops::StickBreakingBackward& op, int64
   ops::AttentionScratch scratch = op.scratch(gpu.stream);
   ASSERT_EQ(scratch.choice.implementation, ops::Implementation::kHopper);
   const kernels::StickSinglePassScratch layout = kernels::stickbreaking_single_pass_layout(
-      op.q_THd.rows(), heads, op.q_THd.cols() / op.params.heads, op.gate_TH.defined());
+      op.q_THd.rows(), heads, op.q_THd.cols() / op.params.heads, op.gate_TH.defined(),
+      ops::queries_of_key(op.q_THd, op.k_THd));
   scratch.choice.single_pass = true;
   scratch.choice.heads = heads;
   scratch.buffer = gpu.memory.allocate(MemoryClass::kScratch, "states", DType::kF32,
@@ -210,7 +211,8 @@ void expect_within_bounds(const GpuAttention& x, const Outputs& got,
 // Whether the kernels for Hopper can compute the case in a single pass, which they do only where
 // tiles are not few.
 bool single_pass_can(const Case& c) {
-  return implementations(c).size() > 1 && c.group == 1 && (c.head_dim == 32 || c.head_dim == 64);
+  return implementations(c).size() > 1 && (c.group == 1 || c.gated) &&
+         (c.head_dim == 32 || c.head_dim == 64);
 }
 
 void check(const Case& c) {
@@ -250,9 +252,15 @@ TEST_F(GpuStickBreaking, GroupsOfHeads) {
     }
     for (const int64_t d : {40, 64, 128, 256}) {
       for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
-        Case c{.documents = {3, 1500, 70}, .heads = 8, .head_dim = d, .group = group};
-        c.skip_epsilon = skip_epsilon;
-        check(c);
+        for (const bool gated : {false, true}) {
+          Case c{.documents = {3, 1500, 70},
+                 .heads = 8,
+                 .head_dim = d,
+                 .group = group,
+                 .gated = gated};
+          c.skip_epsilon = skip_epsilon;
+          check(c);
+        }
       }
     }
   }
@@ -372,7 +380,8 @@ TEST_F(GpuStickBreaking, SegmentsChangeNoBit) {
   for (const int64_t d : {32, 64, 128}) {
     for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
       for (const int length : {1100, 9000}) {  // of small tiles and of the usual ones
-        for (const auto& [group, gated] : {std::pair{1, false}, {4, false}, {1, true}}) {
+        for (const auto& [group, gated] : {std::pair{1, false}, {4, false}, {1, true}, {4, true}}) {
+          if (gated && group > 1 && d <= 64) continue;  // where they fit, a single pass
           Case c{.documents = {100, length, 400},
                  .heads = 4,
                  .head_dim = d,

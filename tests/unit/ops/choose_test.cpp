@@ -384,6 +384,8 @@ TEST(Choose, StickBreakingOnHopperWhereItsKernelsCan) {
   EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kHopper);
   gated.backward = true;
   EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kHopper);
+  gated.group = 4;
+  EXPECT_EQ(choose(gated, hopper).implementation, Implementation::kHopper);
   EXPECT_EQ(choose(stick_shape(64, 4096), hopper, "portable").implementation,
             Implementation::kPortable);
   EXPECT_THROW(choose(stick_shape(64, 4096), hopper, "cudnn"), Error);
@@ -471,6 +473,27 @@ TEST(Choose, TheScratchOfStickBreakingHoldsWholeGroups) {
   EXPECT_EQ(choose(shape, target, "portable").key_sums, 0u);
   EXPECT_EQ(choose(shape, target).heads, 8);
   EXPECT_EQ(choose(shape, target).tokens, 32768);
+  // With gates a single pass keeps two floats for each key of all heads, and dk and dv, for whole
+  // blocks of 192 keys.
+  StickBreakingShape gated = shape;
+  gated.gated = true;
+  EXPECT_TRUE(choose(gated, target).single_pass);
+  EXPECT_EQ(choose(gated, target).heads, 24);
+  EXPECT_EQ(choose(gated, target).bytes, 210862336u + 6291456u + 24u * 32832 * 64 * 8);
+  // Two phases keep two floats for each key of 8 heads, and for each key of one, in whole segments
+  // of 384, 128 channels of dk and dv and 8 floats of dgate.
+  gated.head_dim = 128;
+  StickBreakingShape wide = shape;
+  wide.head_dim = 128;
+  EXPECT_FALSE(choose(gated, target).single_pass);
+  EXPECT_EQ(choose(gated, target).heads, 8);
+  EXPECT_EQ(choose(gated, target).bytes,
+            choose(wide, target).bytes + 8u * 32768 * 8 + 33024u * (2 * 128 + 8) * 4);
+  // Sums of dk and dv of a group that do not fit 1 GiB leave it to segments.
+  gated.head_dim = 64;
+  gated.tokens = gated.max_seqlen = 262144;
+  EXPECT_FALSE(choose(gated, target).single_pass);
+  EXPECT_EQ(choose(gated, target).heads, 1);
   shape.max_seqlen = 32768;  // three heads fit the budget of the portable kernels, one Hopper's
   const AttentionChoice portable = choose(shape, target, "portable");
   EXPECT_EQ(portable.heads, 3);
