@@ -13,7 +13,7 @@
 namespace sbtrain::test {
 namespace {
 
-constexpr const char* kConfig = R"(
+constexpr const char* kConfiguration = R"(
 name: faults
 seed: 3
 device: cpu
@@ -53,8 +53,9 @@ void Faults::SetUpTestSuite() {
   for (std::string line; lines.size() < 200000 && std::getline(text, line);) lines += line + "\n";
   make_training_files(shared_->path(),
                       {{"a", lines}, {"b", lines.substr(0, lines.find('\n') + 1)}});
-  write_file(config(), replaced(replaced(replaced(kConfig, "%a", store()), "%b", shared("b.h5")),
-                                "%t", tokenizer()));
+  write_file(config(),
+             replaced(replaced(replaced(kConfiguration, "%a", store()), "%b", shared("b.h5")), "%t",
+                      tokenizer()));
   Process training(command({"--config", config(), "--out", trained()}), shared("log"),
                    {{"OMP_NUM_THREADS", "1"}});
   if (training.wait() != 0) throw std::runtime_error(training.output());

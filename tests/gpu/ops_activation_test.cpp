@@ -8,7 +8,7 @@
 #include "ops/activation.h"
 #include "ops/linear.h"
 
-namespace sbtrain {
+namespace sbtrain::activation_test {
 namespace {
 
 using test::OnGpu;
@@ -187,4 +187,4 @@ TEST_F(Activation, GeluOfLargeInputsIsFinite) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::activation_test
