@@ -2,6 +2,10 @@
 add_library(sbtrain_options INTERFACE)
 target_compile_options(sbtrain_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter -fno-math-errno -fno-trapping-math -fopenmp>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # The compiler collects its garbage from half a GiB on: before, that took a tenth of its time.
+  target_compile_options(sbtrain_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=524288>)
+endif()
 target_include_directories(sbtrain_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_BINARY_DIR}/include)
 target_link_libraries(sbtrain_options INTERFACE fmt::fmt OpenMP::OpenMP_CXX Threads::Threads)
 if(SBTRAIN_NATIVE)
