@@ -435,7 +435,11 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
   q.scale(kLog2e * t.scale);
   cp_async_wait<0>();
   stamps.take(2);
-  Total total;
+  const auto store = [&](const Total& of) {
+    if (channel >= d) return;
+    head.o(t)[channel] = __float2bfloat16_rn(attention.result(head, of, channel));
+  };
+  Total total;  // of the parts so far, without their values
   for (int i = newest_part; i >= 0; i -= job.parts) {
     if (i < newest_part) {
       load_first();
@@ -450,9 +454,13 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     stamps.take(4);
     if (count == 1 && channel / 32 * 32 >= d) return;  // the warp has no channel
     const Total sum = sums.total(channel, d);
+    // Where this path and that of several parts end alike, the compiler forms the addresses of all
+    // keys by each thread, and not once for the block.
     if (count == 1) {
-      total = sum;
-      break;
+      store(sum);
+      stamps.take(5);
+      if (threadIdx.x == 0) stamps.keep(0, 0);
+      return;
     }
     leave_part(t, head, job, i, channel, sum);
     // A block that has the head for itself knows what the newer parts leave.
@@ -461,20 +469,13 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     if (i >= job.parts) keys = keys_of(i - job.parts);
     __syncthreads();  // all have read the sums of the warps
   }
-  if (count > 1) {
-    if (job.parts == 1) {
-      __syncthreads();
-    } else {
-      const int blocks = min(job.parts, count);
-      if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
-    }
-    total = join_parts(attention, head, job, count, channel);
+  if (job.parts == 1) {
+    __syncthreads();
+  } else {
+    const int blocks = min(job.parts, count);
+    if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
   }
-  if (channel < d) {
-    head.o(t)[channel] = __float2bfloat16_rn(attention.result(head, total, channel));
-  }
-  stamps.take(5);
-  if (count == 1 && threadIdx.x == 0) stamps.keep(0, 0);
+  store(join_parts(attention, head, job, count, channel));
 }
 
 inline bool has_vectors(const Decode& t) {

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include "kernels/attention/hopper_shapes.h"
 #include "kernels/limits.h"
 
 namespace sbtrain::c_api {
@@ -90,8 +91,8 @@ bool has_hopper(const Device& device, int64_t tokens, int head_dim) {
 #ifdef SBTRAIN_NO_SM90A
   return false;
 #endif
-  return device.capability == 90 && (head_dim == 32 || head_dim == 64 || head_dim == 128) &&
-         tokens >= kernels::kHopperTokens;
+  return device.capability == 90 && kernels::hopper_takes_heads(head_dim) &&
+         kernels::hopper_takes_packs(tokens);
 }
 
 int report(int code, const char* text) noexcept {

@@ -2,6 +2,7 @@
 #include "kernels/attention/softmax.h"
 
 #include "kernels/attention/alibi_slopes.h"
+#include "kernels/attention/hopper_shapes.h"
 #include "kernels/attention/scratch_sizes.h"
 #include "kernels/c_api/problem.h"
 
@@ -10,18 +11,14 @@ namespace {
 
 using kernels::SoftmaxProblem;
 
-// Whether the kernels for Hopper are faster than the portable ones, as measured on an H200. With a
-// bias that is what the program does too (src/ops/choose.cpp).
 bool faster_on_hopper(const sbtrain_softmax& x, bool backward) {
-  const bool narrow = x.head_dim == 32;
   switch (x.bias) {
     case SBTRAIN_BIAS_ALIBI:
-      return !narrow || longest(x) >= 2048;
+      return kernels::alibi_is_faster_on_hopper(x.head_dim, longest(x));
     case SBTRAIN_BIAS_FIRE:
-      if (x.head_dim == 64) return longest(x) >= (backward ? 2048 : 4096);
-      return !narrow;
+      return kernels::fire_is_faster_on_hopper(x.head_dim, longest(x), backward);
     default:
-      return !narrow || longest(x) >= (backward ? 4096 : 2048);
+      return kernels::plain_is_faster_on_hopper(x.head_dim, longest(x), backward);
   }
 }
 

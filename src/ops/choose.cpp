@@ -7,6 +7,7 @@
 #include "core/build_options.h"
 #include "core/error.h"
 #include "core/log.h"
+#include "kernels/attention/hopper_shapes.h"
 #include "kernels/attention/rebased_index.h"
 #include "kernels/limits.h"
 #include "ops/far_keys.h"
@@ -86,10 +87,10 @@ std::string why_not_hopper(const Shape& x, const Target& target) {
     return "they need a GPU with wgmma, of compute capability 9.0";
   }
   if (SBTRAIN_WITHOUT_SM90A) return "the build is without 90a-real in CMAKE_CUDA_ARCHITECTURES";
-  if (x.head_dim != 32 && x.head_dim != 64 && x.head_dim != 128) {
+  if (!kernels::hopper_takes_heads(x.head_dim)) {
     return "they take heads of 32, 64 or 128 channels";
   }
-  if (x.tokens < kernels::kHopperTokens) {
+  if (!kernels::hopper_takes_packs(x.tokens)) {
     return fmt::format("they take packs of at least {} tokens", kernels::kHopperTokens);
   }
   if constexpr (requires { x.bias; }) {
@@ -109,22 +110,20 @@ std::string why_not_hopper(const Shape& x, const Target& target, std::string_vie
   return why;
 }
 
-// Whether softmax attention on the kernels for Hopper is faster than on all others, as measured on
-// an H200 (docs/performance.md). Where two are equal on documents of one length, documents of many
-// lengths decide: cuDNN's deterministic backward pass has no scratch for them.
+// Whether softmax attention on the kernels for Hopper is faster than on all others. Where two are
+// equal on documents of one length, documents of many lengths decide: cuDNN's deterministic
+// backward pass has no scratch for them.
 bool fastest_on_hopper(const SoftmaxShape& x) {
-  const bool narrow = x.head_dim == 32;
   switch (x.bias) {
     case PositionBias::kAlibi:
-      return !narrow || x.max_seqlen >= 2048;
+      return kernels::alibi_is_faster_on_hopper(x.head_dim, x.max_seqlen);
     case PositionBias::kFire:
-      if (x.head_dim == 64) return x.max_seqlen >= (x.backward ? 2048 : 4096);
-      return !narrow;
+      return kernels::fire_is_faster_on_hopper(x.head_dim, x.max_seqlen, x.backward);
     case PositionBias::kNone:
       break;
   }
-  if (narrow) return x.max_seqlen >= (x.backward ? 4096 : 2048);
-  if (x.group > 1) return true;
+  if (!kernels::plain_is_faster_on_hopper(x.head_dim, x.max_seqlen, x.backward)) return false;
+  if (x.head_dim == 32 || x.group > 1) return true;
   if (x.backward) return x.deterministic;
   return x.head_dim == 64 && x.window == 0 && x.max_seqlen <= 8192;
 }

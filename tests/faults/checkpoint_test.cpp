@@ -15,8 +15,6 @@
 namespace sbtrain::test {
 namespace {
 
-constexpr int kNoCheckpoint = 5;
-
 std::string sha256_of(const std::string& text) {
   return sha256_hex(text);
 }

@@ -11,8 +11,6 @@ namespace {
 
 using namespace std::string_literals;
 using Data = Faults;
-constexpr int kUsage = 2, kMismatch = 3, kData = 4;
-
 TEST_F(Data, WhatIsNoTextIsRefusedByItsName) {
   std::string utf16;
   for (const char c : "Some text in UTF-16"s) utf16 += {c, '\0'};

@@ -13,7 +13,7 @@
 namespace sbtrain::test {
 namespace {
 
-constexpr const char* kConfig = R"(
+constexpr const char* kConfiguration = R"(
 name: faults
 seed: 3
 device: cpu
@@ -55,7 +55,7 @@ void Faults::SetUpTestSuite() {
                       {{"a", lines}, {"b", lines.substr(0, lines.find('\n') + 1)}});
   // Muon keeps AdamW's moments for all that is no matrix of a layer: a run has the state of both.
   const char* optimizer = std::getenv("FAULT_OPTIMIZER");
-  std::string text_of_config = kConfig;
+  std::string text_of_config = kConfiguration;
   for (const auto& [place, value] : {std::pair<std::string, std::string>("%a", store()),
                                      {"%b", shared("b.h5")},
                                      {"%t", tokenizer()},

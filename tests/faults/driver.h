@@ -23,6 +23,11 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+// Exit codes of the program (docs/reliability.md); a run that does not fit its configuration has
+// that of one.
+inline constexpr int kDone = 0, kUsage = 2, kConfig = 3, kMismatch = 3, kData = 4,
+                     kNoCheckpoint = 5, kDiverged = 6, kMemory = 8, kStorage = 9, kStopped = 85;
+
 // The number of random faults to try: `few` times FAULT_ROUNDS (1 unless set).
 int rounds(int few);
 

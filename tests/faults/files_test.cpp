@@ -11,8 +11,6 @@ namespace sbtrain::test {
 namespace {
 
 using Files = Faults;
-constexpr int kUsage = 2, kMismatch = 3, kData = 4, kNoCheckpoint = 5, kMemory = 8, kStorage = 9;
-
 // ---- limits
 
 TEST_F(Files, AFullDiskEndsPreparingAndLeavesNothing) {

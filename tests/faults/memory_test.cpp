@@ -7,8 +7,6 @@ namespace sbtrain::test {
 namespace {
 
 using MemoryLimits = Faults;
-constexpr int kUsage = 2, kMismatch = 3, kMemory = 8;
-
 TEST_F(MemoryLimits, APlanBeyondTheMachineIsRefusedWithThePlan) {
   const std::vector<std::string> sizes = {"--model.width=16384", "--model.inner=16384",
                                           "--train.micro_batch=1024", "--train.batch=1024",

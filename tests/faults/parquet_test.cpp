@@ -9,8 +9,6 @@
 namespace sbtrain::test {
 namespace {
 
-constexpr int kData = 4;
-
 // Writes NAME.parquet for each way in which the texts may lie in a file.
 constexpr const char* kWrite = R"(
 import sys, pyarrow as pa, pyarrow.parquet as pq

@@ -5,8 +5,6 @@ namespace sbtrain::test {
 namespace {
 
 using Streams = Faults;
-constexpr int kStorage = 9;
-
 // Every combination of closed standard streams.
 std::vector<std::string> closings() {
   return {"0<&-", "1>&-", "2>&-", "0<&- 1>&-", "0<&- 2>&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"};
@@ -70,7 +68,6 @@ TEST_F(Streams, AReaderThatLeavesEndsAToolAndNotARun) {
 }
 
 TEST_F(Streams, InputThatCannotBeReadIsNoEmptyPrompt) {
-  constexpr int kData = 4;
   const Arguments lines = {"generate", "--checkpoint", trained(), "--max-tokens", "2"};
   Arguments whole = lines;
   whole.insert(whole.end(), {"--prompt", "-"});

@@ -16,8 +16,6 @@ namespace sbtrain::test {
 namespace {
 
 using nlohmann::json;
-constexpr int kDone = 0, kConfig = 3, kNoCheckpoint = 5, kDiverged = 6, kStorage = 9, kStopped = 85;
-
 class Training : public Faults {
  protected:
   std::string out() const { return path("run"); }

@@ -9,7 +9,7 @@
 #include "ops/linear.h"
 #include "ops/scale.h"
 
-namespace sbtrain {
+namespace sbtrain::activation_test {
 namespace {
 
 using test::OnGpu;
@@ -219,4 +219,4 @@ TEST_F(Activation, GeluOfLargeInputsIsFinite) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::activation_test

@@ -3,7 +3,7 @@
 #include "gpu/op_test.h"
 #include "ops/coca.h"
 
-namespace sbtrain {
+namespace sbtrain::coca_test {
 namespace {
 
 using test::OnGpu;
@@ -184,4 +184,4 @@ TEST_F(Coca, RowsOfTheirOwnLengths) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::coca_test

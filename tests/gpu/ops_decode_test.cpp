@@ -3,7 +3,7 @@
 #include "gpu/op_test.h"
 #include "ops/attention.h"
 
-namespace sbtrain {
+namespace sbtrain::decode_test {
 namespace {
 
 using test::OnGpu;
@@ -252,4 +252,4 @@ TEST_F(Decode, BitsDoNotDependOnTheOtherSequences) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::decode_test

@@ -3,7 +3,7 @@
 #include "gpu/op_test.h"
 #include "ops/embedding.h"
 
-namespace sbtrain {
+namespace sbtrain::embedding_test {
 namespace {
 
 using test::OnGpu;
@@ -67,4 +67,4 @@ TEST_F(Embedding, GradientMatchesFp64AndRepeats) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::embedding_test

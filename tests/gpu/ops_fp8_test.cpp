@@ -8,7 +8,7 @@
 #include "ops/fp8.h"
 #include "ops/memory.h"
 
-namespace sbtrain {
+namespace sbtrain::fp8_test {
 namespace {
 
 using test::OnGpu;
@@ -163,4 +163,4 @@ TEST_F(Fp8, ProductsHaveTheSameBitsOnEveryRun) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::fp8_test

@@ -7,7 +7,7 @@
 #include "gpu/op_test.h"
 #include "ops/initialize.h"
 
-namespace sbtrain {
+namespace sbtrain::initialize_test {
 namespace {
 
 using test::OnGpu;
@@ -89,4 +89,4 @@ TEST_F(InitializeGpu, ConstantsFillLogicalElements) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::initialize_test

@@ -8,7 +8,7 @@
 #include "ops/cuda/context.h"
 #include "ops/loss.h"
 
-namespace sbtrain {
+namespace sbtrain::loss_test {
 namespace {
 
 using test::OnGpu;
@@ -187,4 +187,4 @@ TEST_F(Loss, LinearCrossEntropyMatchesTheCpu) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::loss_test

@@ -6,7 +6,7 @@
 #include "gpu/op_test.h"
 #include "ops/memory.h"
 
-namespace sbtrain {
+namespace sbtrain::memory_test {
 namespace {
 
 using test::OnGpu;
@@ -133,4 +133,4 @@ TEST_F(Memory, SumsParts) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::memory_test

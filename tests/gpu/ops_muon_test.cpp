@@ -11,7 +11,7 @@
 #include "ops/memory.h"
 #include "ops/muon.h"
 
-namespace sbtrain {
+namespace sbtrain::muon_test {
 namespace {
 
 using test::OnGpu;
@@ -175,4 +175,4 @@ TEST_F(Muon, ZerosStayZeros) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::muon_test

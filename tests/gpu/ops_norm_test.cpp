@@ -7,7 +7,7 @@
 #include "gpu/op_test.h"
 #include "ops/norm.h"
 
-namespace sbtrain {
+namespace sbtrain::norm_test {
 namespace {
 
 using test::OnGpu;
@@ -316,4 +316,4 @@ TEST_F(Norm, LayerNormBackwardMatchesTheCpuAndRepeats) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::norm_test

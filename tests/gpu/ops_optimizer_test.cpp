@@ -10,7 +10,7 @@
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 
-namespace sbtrain {
+namespace sbtrain::optimizer_test {
 namespace {
 
 using test::OnGpu;
@@ -312,4 +312,4 @@ TEST_F(Optimizer, DecaysAnyNumberOfRanges) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::optimizer_test

@@ -7,7 +7,7 @@
 #include "ops/rebased.h"
 #include "unit/attention/rebased_oracle.h"
 
-namespace sbtrain {
+namespace sbtrain::rebased_test {
 namespace {
 
 using test::OnGpu;
@@ -307,4 +307,4 @@ TEST_F(Rebased, HeadsThatDoNotFitAreConfigurationErrors) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::rebased_test

@@ -3,7 +3,7 @@
 #include "gpu/op_test.h"
 #include "ops/rope.h"
 
-namespace sbtrain {
+namespace sbtrain::rope_test {
 namespace {
 
 using test::OnGpu;
@@ -93,4 +93,4 @@ TEST_F(Rope, ColumnRanges) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::rope_test

@@ -4,7 +4,7 @@
 #include "gpu/op_test.h"
 #include "ops/short_conv.h"
 
-namespace sbtrain {
+namespace sbtrain::short_conv_test {
 namespace {
 
 using test::OnGpu;
@@ -133,4 +133,4 @@ TEST_F(ShortConv, Decodes) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::short_conv_test

@@ -9,7 +9,7 @@
 #include "ops/linear.h"
 #include "ops/sampling.h"
 
-namespace sbtrain {
+namespace sbtrain::skinny_gemm_test {
 namespace {
 
 using test::OnGpu;
@@ -174,4 +174,4 @@ TEST_F(SkinnyGemm, ArgmaxOfTheLogits) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::skinny_gemm_test

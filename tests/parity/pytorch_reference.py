@@ -15,12 +15,17 @@ every tensor that a run keeps in memory, and its gradient, is rounded to that ty
 second computation, the largest over all layers, is what rounding alone causes: where 1.5 times this
 error exceeds the tolerance, it is the bound instead.
 
+With --folders FOLDER... in place of these files, each folder has them under the names above, and gets a file `log` with
+what would be printed and a file `code` with the exit status: PyTorch takes longer to load than to compute a small model.
+
 Exit status: 0 equal within the tolerance, 1 not equal, 77 PyTorch is not installed.
 With --write FILE the gradients of PyTorch are written instead of compared.
 """
 import argparse
+import contextlib
 import json
 import math
+import pathlib
 import re
 import struct
 import sys
@@ -492,9 +497,10 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--batch", required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--weights")
+    parser.add_argument("--batch")
+    parser.add_argument("--folders", nargs="+", type=pathlib.Path)
     parser.add_argument("--gradients", help="of sbtrain, to compare")
     parser.add_argument("--logits", help="of sbtrain, to compare")
     parser.add_argument("--write", help="write PyTorch's gradients to this file")
@@ -504,7 +510,21 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     arguments = parser.parse_args()
+    if not arguments.folders:
+        if not (arguments.model and arguments.weights and arguments.batch):
+            parser.error("--model, --weights and --batch, or --folders, are needed")
+        return check(arguments)
+    for folder in arguments.folders:
+        arguments.model, arguments.batch = folder / "model.json", folder / "batch.json"
+        for name in ("weights", "gradients", "logits"):
+            setattr(arguments, name, folder / f"{name}.safetensors")
+        with open(folder / "log", "w") as log, contextlib.redirect_stdout(log):
+            code = check(arguments)
+        (folder / "code").write_text(str(code))
+    return 0
 
+
+def check(arguments):
     with open(arguments.model) as file:
         model = json.load(file)
     with open(arguments.batch) as file:

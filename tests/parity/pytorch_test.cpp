@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -240,22 +243,15 @@ std::vector<Case> cases() {
           {"short_conv_and_rebased", rebased}};
 }
 
-class PyTorchParity : public testing::TestWithParam<Case> {};
-INSTANTIATE_TEST_SUITE_P(All, PyTorchParity, testing::ValuesIn(cases()), [](const auto& info) {
-  return info.param.name + (kBackend == Backend::kCuda ? "_cuda" : "");
-});
-
-TEST_P(PyTorchParity, LossLogitsAndGradients) {
-  std::string why;
-  if (kBackend == Backend::kCuda && !cuda_available(&why)) GTEST_SKIP() << "no GPU: " << why;
-  const ModelConfig& config = GetParam().model;
+// Writes what PyTorch compares the model with.
+void write_case(const ModelConfig& config, const std::filesystem::path& folder) {
   const PackedBatch batch = test::packed_batch({150, 1, 2, 65, 38}, config.vocab);
   test::ModelRun run(kBackend, config, batch);
   run.disturb_constants();
   const double loss = run.backward();
 
-  const test::TemporaryFolder folder;
   const ParamRegistry& registry = run.model().registry();
+  std::filesystem::create_directory(folder);
   write_tensors(folder / "weights.safetensors", named(registry, run.masters()));
   write_tensors(folder / "gradients.safetensors", named(registry, run.gradients()));
   write_tensors(folder / "logits.safetensors",
@@ -267,36 +263,68 @@ TEST_P(PyTorchParity, LossLogitsAndGradients) {
                                                          {"cu_seqlens", batch.cu_seqlens},
                                                          {"loss", loss}}
                                               .dump());
-  int code = kNoTorch;
-  std::string output;
-  for (const std::string python : {"/usr/bin/python3", "python3"}) {
-    std::vector<std::string> command = {python,
-                                        SBTRAIN_PARITY_SCRIPT,
-                                        "--model",
-                                        folder / "model.json",
-                                        "--weights",
-                                        folder / "weights.safetensors",
-                                        "--batch",
-                                        folder / "batch.json",
-                                        "--gradients",
-                                        folder / "gradients.safetensors",
-                                        "--logits",
-                                        folder / "logits.safetensors",
-                                        "--loss-tolerance",
-                                        kTolerance.loss,
-                                        "--tolerance",
-                                        kTolerance.tensors};
-    if (kBackend == Backend::kCuda) {
-      command.insert(command.end(), {"--stored", "bfloat16", "--device", "auto"});
+}
+
+// The tests that run share one process of Python, which takes a second to load PyTorch.
+class PyTorchParity : public testing::TestWithParam<Case> {
+ protected:
+  static void SetUpTestSuite() {
+    std::string why;
+    skip_ = kBackend == Backend::kCuda && !cuda_available(&why) ? "no GPU: " + why : "";
+    if (!skip_.empty()) return;
+    folder_ = std::make_unique<test::TemporaryFolder>();
+    std::vector<std::string> folders;
+    for (const Case& c : cases()) {
+      if (!runs(c)) continue;
+      folders.push_back(*folder_ / c.name);
+      write_case(c.model, folders.back());
     }
-    test::Process process(command, folder / "log");
-    code = process.wait();
-    output = process.output();
-    if (code != kNoTorch && code != 127) break;
+    int code = kNoTorch;
+    std::string output;
+    for (const std::string python : {"/usr/bin/python3", "python3"}) {
+      std::vector<std::string> command = {
+          python,          SBTRAIN_PARITY_SCRIPT, "--loss-tolerance",
+          kTolerance.loss, "--tolerance",         kTolerance.tensors};
+      if (kBackend == Backend::kCuda) {
+        command.insert(command.end(), {"--stored", "bfloat16", "--device", "auto"});
+      }
+      command.push_back("--folders");
+      command.insert(command.end(), folders.begin(), folders.end());
+      test::Process process(command, *folder_ / "log");
+      code = process.wait(600);
+      output = process.output();
+      if (code != kNoTorch && code != 127) break;
+    }
+    if (code == kNoTorch || code == 127) skip_ = "no Python with torch here: " + output;
+    if (skip_.empty() && code != 0) throw std::runtime_error(output);
   }
-  if (code == kNoTorch || code == 127) GTEST_SKIP() << "no Python with torch here: " << output;
-  std::printf("%s", output.c_str());
-  EXPECT_EQ(code, 0);
+  static void TearDownTestSuite() { folder_.reset(); }
+
+  // Whether the test of a case is among those that were asked for.
+  static bool runs(const Case& c) {
+    const testing::TestSuite& suite = *testing::UnitTest::GetInstance()->current_test_suite();
+    for (int i = 0; i < suite.total_test_count(); ++i) {
+      const testing::TestInfo& test = *suite.GetTestInfo(i);
+      if (test.should_run() && std::string(test.name()).ends_with("/" + name_of(c))) return true;
+    }
+    return false;
+  }
+  static std::string name_of(const Case& c) {
+    return c.name + (kBackend == Backend::kCuda ? "_cuda" : "");
+  }
+
+  static inline std::unique_ptr<test::TemporaryFolder> folder_;
+  static inline std::string skip_;  // why no test can run; empty: they can
+};
+INSTANTIATE_TEST_SUITE_P(All, PyTorchParity, testing::ValuesIn(cases()), [](const auto& info) {
+  return info.param.name + (kBackend == Backend::kCuda ? "_cuda" : "");
+});
+
+TEST_P(PyTorchParity, LossLogitsAndGradients) {
+  if (!skip_.empty()) GTEST_SKIP() << skip_;
+  const std::filesystem::path folder = *folder_ / GetParam().name;
+  std::printf("%s", test::read_file(folder / "log").c_str());
+  EXPECT_EQ(test::read_file(folder / "code"), "0");
 }
 
 }  // namespace

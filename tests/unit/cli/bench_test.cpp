@@ -9,7 +9,7 @@
 
 #include "cli/cli.h"
 
-namespace sbtrain {
+namespace sbtrain::bench_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -211,4 +211,4 @@ TEST(BenchCollectives, PrintsEveryCollective) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::bench_test

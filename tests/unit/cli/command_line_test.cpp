@@ -11,7 +11,7 @@
 #include "cli/cli.h"
 #include "config/schema.h"
 
-namespace sbtrain {
+namespace sbtrain::command_line_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -381,4 +381,4 @@ TEST(CommandLine, ArgumentsAreNormalized) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::command_line_test

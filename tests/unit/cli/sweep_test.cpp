@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "support/process.h"
 
-namespace sbtrain {
+namespace sbtrain::sweep_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -234,4 +234,4 @@ TEST(Sweep, ShippedSweepsNameRunsThatLoad) {
 }
 
 }  // namespace
-}  // namespace sbtrain
+}  // namespace sbtrain::sweep_test
