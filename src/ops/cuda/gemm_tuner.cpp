@@ -311,6 +311,7 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   std::unique_ptr<Plan>& plan = plans_[shape];
   if (plan) return *plan;
   auto made = std::make_unique<Plan>(shape);
+  if (shape.batched) made->set_batch(2);  // not all algorithms can do more than one
   cublasLtMatmulPreference_t preference = nullptr;
   SBTRAIN_CUBLAS_CHECK(cublas_lt().MatmulPreferenceCreate(&preference));
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
