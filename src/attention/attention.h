@@ -129,6 +129,12 @@ class Attention {
   virtual HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
                                int64_t max_seqlen) const = 0;
 
+  // What backward() adds to the gradient of the output besides: that of an auxiliary loss of the
+  // module, a sum over these tokens of any documents, in double precision on the host.
+  virtual double auxiliary_loss(const HostMatrix& /*x_TD*/, const HostWeights& /*w*/) const {
+    return 0;
+  }
+
   // The number of keys that a token sees when its document offers `keys`.
   virtual double seen_keys(double keys) const { return keys; }
 

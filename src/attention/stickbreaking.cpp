@@ -325,21 +325,19 @@ class StickBreakingAttention : public Attention {
     return heads;
   }
 
+  double auxiliary_loss(const HostMatrix& x_TD, const HostWeights& w) const override {
+    if (!gated_) return 0;
+    double sum = 0;
+    for (const double f : reference_gate(x_TD, w).values) sum += f;
+    return static_cast<double>(gate_penalty_) * sum / static_cast<double>(model_.heads);
+  }
+
   HostMatrix reference(const HostMatrix& x_TD, const HostWeights& w,
                        int64_t /*max_seqlen*/) const override {
     const HostQkv x = qkv_.reference(x_TD, w);
     const int64_t heads = model_.heads;
     const int64_t d = model_.head_width();
-    HostMatrix gate_TH;
-    if (gated_) {
-      gate_TH = project(x_TD, at(w, kGateWeight));
-      for (int64_t t = 0; t < x_TD.rows; ++t) {
-        for (int64_t h = 0; h < heads; ++h) {
-          double& f = gate_TH.row(t)[h];
-          f = 1.0 / (1.0 + std::exp(-(f + at(w, kGateBias).values[h])));
-        }
-      }
-    }
+    const HostMatrix gate_TH = gated_ ? reference_gate(x_TD, w) : HostMatrix();
     HostMatrix o(x_TD.rows, model_.query_width());
     for (int64_t h = 0; h < heads; ++h) {
       const FillWeights weights =
@@ -469,6 +467,17 @@ class StickBreakingAttention : public Attention {
   void compute_gate(Stream& s, const Tensor& gate_TH, const Tensor& x_TD, const Weights& w) const {
     forget_gate_.forward(s, gate_TH, x_TD, w);
     ops::run(s, ops::BiasSigmoid{.y_TH = gate_TH, .x_TH = gate_TH, .b_H = forget_gate_.bias(w)});
+  }
+
+  HostMatrix reference_gate(const HostMatrix& x_TD, const HostWeights& w) const {
+    HostMatrix gate_TH = project(x_TD, at(w, kGateWeight));
+    for (int64_t t = 0; t < x_TD.rows; ++t) {
+      for (int64_t h = 0; h < model_.heads; ++h) {
+        double& f = gate_TH.row(t)[h];
+        f = 1.0 / (1.0 + std::exp(-(f + at(w, kGateBias).values[h])));
+      }
+    }
+    return gate_TH;
   }
 
   void gate_backward(Stream& s, const Tensor& dx_TD, const Weights& dw, const Tensor& dgate_TH,

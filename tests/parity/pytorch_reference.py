@@ -166,13 +166,13 @@ def alibi(heads, length, like):
     return -torch.tensor(slopes, dtype=like.dtype, device=like.device)[:, None, None] * distances(length, like)[1]
 
 
-def fire(w, prefix, length, like):
-    """MLP(psi(j - i) / (psi(max(j, |m L0|)) + eps)), psi(x) = log(|c x| + 1), L0 = 512."""
+def fire(w, prefix, length, like, reach):
+    """MLP(psi(j - i) / (psi(max(j, |m L0|)) + eps)), psi(x) = log(|c x| + 1); `reach` is L0."""
     if prefix + "fire.c" not in w:  # one network for the layers without their own
         prefix = "model.shared.self_attn."
     c, m = w[prefix + "fire.c"], w[prefix + "fire.m"]
     query, distance = distances(length, like)
-    threshold = torch.abs(m * 512.0)
+    threshold = torch.abs(m * reach)
     normaliser = torch.log(torch.abs(c * torch.maximum(query, threshold)) + 1) + 1e-6
     u = (torch.log(torch.abs(c * distance) + 1) / normaliser)[..., None]
     hidden = F.relu(u @ w[prefix + "fire.w1.weight"].T + w[prefix + "fire.w1.bias"])
@@ -278,14 +278,21 @@ def project(x_TD, w, name):
     return stored(y + w[f"{name}.bias"]) if f"{name}.bias" in w else y
 
 
-def polynomial_attention(x_TD, w, prefix, kind, model, batch):
+def feature_kernel(x, w, name, config):
+    """ReBased's (x - mean) / std * gamma + beta, without the parts that are turned off."""
+    gamma = w[f"{name}.weight"] if config.get("feature_gamma", True) else torch.ones_like(x[0])
+    beta = w[f"{name}.bias"] if config.get("feature_beta", True) else torch.zeros_like(x[0])
+    if config.get("feature_norm", True):
+        return stored(F.layer_norm(x, x.shape[-1:], gamma, beta))
+    return stored(x * gamma + beta)
+
+
+def polynomial_attention(x_TD, w, prefix, config, model, batch):
+    kind = config["type"]
     heads = model["heads"]
     q, k, v = (project(x_TD, w, f"{prefix}{name}_proj") for name in "qkv")
     if kind == "rebased":
-        q, k = (
-            stored(F.layer_norm(x, x.shape[-1:], w[f"{prefix}{n}_norm.weight"], w[f"{prefix}{n}_norm.bias"]))
-            for n, x in (("q", q), ("k", k))
-        )
+        q, k = (feature_kernel(x, w, f"{prefix}{n}_norm", config) for n, x in (("q", q), ("k", k)))
     split = [x.view(x.shape[0], heads, -1) for x in (q, k, v)]
     return stored(by_document(batch, lambda *t: polynomial(*t, kind), *split).flatten(1))
 
@@ -295,7 +302,7 @@ def attention(x_TD, w, prefix, config, model, batch):
     if kind == "short_conv":
         return short_conv(x_TD, w, prefix, batch)
     if kind in ("based", "rebased"):
-        return polynomial_attention(x_TD, w, prefix, kind, model, batch)
+        return polynomial_attention(x_TD, w, prefix, config, model, batch)
     heads = model["heads"]
     tokens, width = x_TD.shape
     d = model.get("head_dim", 0) or width // heads
@@ -345,7 +352,7 @@ def attention(x_TD, w, prefix, config, model, batch):
             if position == "alibi":
                 distance_bias = alibi(heads, end - begin, q)
             elif position == "fire":
-                distance_bias = fire(w, prefix, end - begin, q)
+                distance_bias = fire(w, prefix, end - begin, q, config.get("fire_length", 512.0))
             o = softmax(*document, scale, config.get("window", 0), distance_bias)
         else:
             f = None if gate is None else gate[begin:end].T

@@ -222,7 +222,8 @@ TEST_P(AttentionSuite, ComputesItsReference) {
   }
 }
 
-// The gradients of sum(mix * dmix), against central differences of the reference.
+// The gradients of sum(mix * dmix), and of the module's auxiliary loss, against central differences
+// of the reference.
 TEST_P(AttentionSuite, GradientsAreFiniteDifferences) {
   constexpr double kBound = 1e-4;
   const Pack pack({1, 6, 3});
@@ -236,7 +237,9 @@ TEST_P(AttentionSuite, GradientsAreFiniteDifferences) {
       const std::vector<double> mix = reference(*pass.module, pack, input, w);
       double sum = 0;
       for (size_t i = 0; i < mix.size(); ++i) sum += mix[i] * dmix[i];
-      return sum;
+      HostMatrix x_TD(pack.tokens, c.model.width);
+      x_TD.values = input;
+      return sum + pass.module->auxiliary_loss(x_TD, w);
     };
     const std::vector<double> dx = numeric_gradient(objective, to_f64(x));
     EXPECT_LT(relative_error(pass.dx, dx), kBound) << "dx";
