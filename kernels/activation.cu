@@ -1,5 +1,5 @@
 #include "kernels/activation.h"
-#include "kernels/elementwise.cuh"
+#include "kernels/elementwise_amax.cuh"
 #include "kernels/token_sums.cuh"
 
 namespace sbtrain::kernels {
@@ -31,12 +31,14 @@ struct SwigluOp {
     return {load_pack<kWidth>(gate), load_pack<kWidth>(gate + p.cols)};
   }
   template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+  __device__ unsigned store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
     const auto gate = convert<float>(loaded.a);
     auto y = convert<float>(loaded.b);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) y[i] *= gate[i] * sigmoid(gate[i]);
-    store_floats(p.y.row(row) + col, y);
+    const auto rounded = convert<bf16>(y);
+    store_pack(p.y.row(row) + col, rounded);
+    return largest_bits(rounded);
   }
 };
 
@@ -63,7 +65,7 @@ struct SwigluBackwardOp {
             load_pack<kWidth>(p.dy.row(row) + col)};
   }
   template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
+  __device__ unsigned store(int64_t row, int64_t col, const Three<kWidth>& loaded) const {
     auto gate = convert<float>(loaded.a);
     auto up = convert<float>(loaded.b);
     const auto dy = convert<float>(loaded.c);
@@ -75,8 +77,10 @@ struct SwigluBackwardOp {
       up[i] = dy[i] * (g * s.of_z);
     }
     bf16* dgate = p.dgate_up.row(row) + col;
-    store_floats(dgate, gate);
-    store_floats(dgate + p.cols, up);
+    const auto dgate_rounded = convert<bf16>(gate), dup_rounded = convert<bf16>(up);
+    store_pack(dgate, dgate_rounded);
+    store_pack(dgate + p.cols, dup_rounded);
+    return max(largest_bits(dgate_rounded), largest_bits(dup_rounded));
   }
 };
 
@@ -233,7 +237,9 @@ __global__ void __launch_bounds__(kBiasThreads)
 
 void launch(cudaStream_t stream, const Swiglu& p) {
   const bool vectors = vectors_fit<kWidth>(p.y, p.gate_up);
-  if (p.early) {
+  if (p.amax != nullptr) {
+    launch_elementwise_amax<kWidth>(stream, "swiglu", p.amax, p.rows, p.cols, vectors, SwigluOp{p});
+  } else if (p.early) {
     launch_elementwise_early<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
   } else {
     launch_elementwise<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
@@ -242,8 +248,13 @@ void launch(cudaStream_t stream, const Swiglu& p) {
 
 void launch(cudaStream_t stream, const SwigluBackward& p) {
   const bool vectors = vectors_fit<kWidth>(p.dgate_up, p.dy, p.gate_up);
-  launch_elementwise<kWidth>(stream, "swiglu_backward", p.rows, p.cols, vectors,
-                             SwigluBackwardOp{p});
+  if (p.amax != nullptr) {
+    launch_elementwise_amax<kWidth>(stream, "swiglu_backward", p.amax, p.rows, p.cols, vectors,
+                                    SwigluBackwardOp{p});
+  } else {
+    launch_elementwise<kWidth>(stream, "swiglu_backward", p.rows, p.cols, vectors,
+                               SwigluBackwardOp{p});
+  }
 }
 
 void launch(cudaStream_t stream, const BiasSigmoid& p) {

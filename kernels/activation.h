@@ -11,12 +11,14 @@ struct Swiglu {
   Matrix<bf16> y;
   Matrix<const bf16> gate_up;  // [rows, 2 * cols]
   int64_t rows, cols;
+  float* amax = nullptr;  // of y, if wanted
   bool early = false;  // begins before the kernel in front of it has ended (dependent_launch.cuh)
 };
 struct SwigluBackward {
   Matrix<bf16> dgate_up;  // [rows, 2 * cols], may be gate_up itself
   Matrix<const bf16> dy, gate_up;
   int64_t rows, cols;
+  float* amax = nullptr;  // of dgate_up, if wanted
 };
 struct BiasSigmoid {
   Matrix<float> y;  // may be x

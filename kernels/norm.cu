@@ -1,3 +1,4 @@
+#include "kernels/amax.cuh"
 #include "kernels/norm.h"
 #include "kernels/pack.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
@@ -39,7 +40,7 @@ struct Row {
 
 // ---- RMSNorm ----------------------------------------------------------------------------------
 
-template <typename S>
+template <typename S, bool kAmax>
 __global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
   let_next_kernel_begin();
   if (S::kWidth == 8 && p.early && threadIdx.x == 0) {
@@ -59,13 +60,17 @@ __global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
   });
   group_sum<S::kLanes>(squares);
   const float r = rsqrtf(squares[0] / static_cast<float>(cols) + p.eps);
+  unsigned largest = 0;
   S::for_each_pack(cols, lane, [&](int k, int col) {
     auto v = x.floats(k);
     const auto w = load_floats<S::kWidth>(p.w + col);
 #pragma unroll
     for (int i = 0; i < S::kWidth; ++i) v[i] *= r * w[i];
-    store_floats(p.y.row(row) + col, v);
+    const auto y = convert<bf16>(v);
+    store_pack(p.y.row(row) + col, y);
+    if constexpr (kAmax) largest = max(largest, largest_bits(y));
   });
+  if constexpr (kAmax) raise_amax(p.amax, largest);
 }
 
 // With r = 1/rms(x), xhat = r x and g = w dy:  dx += r (g - xhat mean(g xhat)). Adds this row's
@@ -462,12 +467,16 @@ void with_head_rmsnorm_shape(const char* name, int heads, int64_t head_dim, bool
 }  // namespace
 
 void launch(cudaStream_t stream, const RmsNorm& p) {
+  if (p.amax != nullptr) clear_amax("rmsnorm", stream, p.amax);
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.y, p.x, p.w);
   with_row_shape("rmsnorm", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
-    launch_early("rmsnorm", p.early, stream, rmsnorm_kernel<S>,
-                 {dim3(blocks(p.rows, S::kGroups)), S::kThreads}, p);
+    // What comes before a kernel with amax is no kernel.
+    const bool early = p.early && p.amax == nullptr;
+    const auto kernel = p.amax != nullptr ? rmsnorm_kernel<S, true> : rmsnorm_kernel<S, false>;
+    launch_early("rmsnorm", early, stream, kernel, {dim3(blocks(p.rows, S::kGroups)), S::kThreads},
+                 p);
   });
 }
 

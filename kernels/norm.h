@@ -15,6 +15,7 @@ struct RmsNorm {
   const bf16* w;
   int64_t rows, cols;
   float eps;
+  float* amax = nullptr;  // of y, if wanted
   bool early = false;  // begins before the kernel in front of it has ended (dependent_launch.cuh)
 };
 struct RmsNormBackward {

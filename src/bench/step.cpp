@@ -7,6 +7,7 @@
 #include "bench/bench.h"
 #include "bench/timing.h"
 #include "core/device.h"
+#include "core/log.h"
 #include "core/philox.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
@@ -15,6 +16,7 @@
 #include "parallel/traffic.h"
 #include "train/batch_share.h"
 #include "train/communicator_options.h"
+#include "train/precision_choice.h"
 
 namespace sbtrain {
 namespace {
@@ -103,8 +105,9 @@ Traffic plan_traffic(const Config& config, const Transformer& model, Backend bac
 
 }  // namespace
 
-BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
+BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions& options,
                        const Job& job) {
+  Config config = asked;
   if (options.trace && backend != Backend::kCuda) {
     fail(ExitCode::kUsage, "only a step on a GPU can be traced: elsewhere ops run one by one");
   }
@@ -116,6 +119,11 @@ BenchResult bench_step(const Config& config, Backend backend, const BenchOptions
   const std::unique_ptr<Communicator> communicator =
       make_communicator(*job.control, backend, communicator_options(config.train));
   const int world = communicator->world();
+  if (config.train.precision == Precision::kAuto) {
+    const PrecisionChoice choice = choose_precision(config, backend, *communicator);
+    log_info("train.precision: auto is {}: {}", name_of(choice.precision), choice.reason);
+    config.train.precision = choice.precision;
+  }
   const Mesh mesh(*communicator, config.train.sharding, job.launch.local_world,
                   static_cast<int>(config.train.context_parallel));
   const Transformer model(config.model, config.train.recompute, mesh.shard_count());

@@ -75,7 +75,8 @@ void describe(Fields& f, TrainConfig& c) {
         "in e5m2, with one scale a matrix from its largest element now, where the number of "
         "tokens and both sizes of a matrix are multiples of 16; embedding, head, norms and "
         "attention stay as they are. On a GPU of compute capability 8.9 or newer; the CPU "
-        "emulates it (docs/precision.md).");
+        "emulates it (docs/precision.md). auto: the faster of the two, as the first start of the "
+        "run times them; the run keeps to it.");
   f.add("deterministic", c.deterministic,
         "Every run gives the same bits on the same type of device. false lets softmax attention's "
         "backward pass on a GPU add up in any order, which is faster.");

@@ -17,11 +17,15 @@ PrecisionPolicy precision_policy(Precision precision, DType held) {
 }
 
 std::string PrecisionPolicy::describe() const {
+  const std::string matrices =
+      linear.fp8() ? fmt::format(" (matrices of blocks {})", dtype_name(linear.weights)) : "";
   return fmt::format(
-      "weights {}, activations {}, gradients of weights {}, optimizer {}; products of blocks {} x "
+      "weights {}{}, activations {}, gradients of weights {}, optimizer {}; products of blocks {} "
+      "x "
       "{}, of gradients {}",
-      dtype_name(weights), dtype_name(activations), dtype_name(weight_gradients), dtype_name(state),
-      dtype_name(linear.inputs), dtype_name(linear.weights), dtype_name(linear.gradients));
+      dtype_name(weights), matrices, dtype_name(activations), dtype_name(weight_gradients),
+      dtype_name(state), dtype_name(linear.inputs), dtype_name(linear.weights),
+      dtype_name(linear.gradients));
 }
 
 }  // namespace sbtrain

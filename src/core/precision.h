@@ -10,11 +10,12 @@
 namespace sbtrain {
 
 // What products of the blocks' linear layers take: what activations are held in (bf16 on a GPU, f32
-// on the CPU), or fp8.
-enum class Precision : uint8_t { kBf16, kFp8 };
+// on the CPU), or fp8; or, in a configuration, the faster of the two (train/precision_choice.h).
+enum class Precision : uint8_t { kBf16, kFp8, kAuto };
 template <>
 inline constexpr auto kNames<Precision> = enum_names<Precision>({{Precision::kBf16, "bf16"},
-                                                                 {Precision::kFp8, "fp8"}});
+                                                                 {Precision::kFp8, "fp8"},
+                                                                 {Precision::kAuto, "auto"}});
 
 // What the factors of a linear layer's three products are rounded to.
 struct LinearTypes {
@@ -25,7 +26,7 @@ struct LinearTypes {
 };
 
 struct PrecisionPolicy {
-  DType weights;           // gathered copies that layers read
+  DType weights;           // gathered copies that layers read, but for matrices in fp8
   DType activations;       // and the gradients of activations
   DType weight_gradients;  // what micro-batches add up
   DType state;             // master weights and what the optimizer keeps

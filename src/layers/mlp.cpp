@@ -20,6 +20,10 @@ int64_t fast_inner(int64_t inner) {
   return inner % 8 == 0 ? inner : (inner + 63) / 64 * 64;
 }
 
+Buffer amax(Stream& s, const char* name) {
+  return s.allocate(MemoryClass::kActivations, name, DType::kF32, {1});
+}
+
 }  // namespace
 
 Mlp::Mlp(const MlpSpec& spec)
@@ -60,9 +64,12 @@ void Mlp::add_parameters(std::vector<TensorSpec>& specs) const {
   down_.add_parameters(specs);
 }
 
-void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
+void Mlp::activate(Stream& s, const Weights& w, MlpSaved& saved) const {
   if (gated()) {
-    ops::run(s, ops::Swiglu{.y_TF = saved.inner_TF, .gate_up_T2F = saved.outer_TN});
+    if (down_.in_fp8(s, saved.inner_TF.tensor().rows())) saved.inner_amax_1 = amax(s, "inner amax");
+    ops::run(s, ops::Swiglu{.y_TF = saved.inner_TF,
+                            .gate_up_T2F = saved.outer_TN,
+                            .amax_1 = saved.inner_amax_1});
   } else {
     ops::run(s, ops::BiasGelu{.y_TF = saved.inner_TF,
                               .x_TF = saved.outer_TN,
@@ -71,8 +78,9 @@ void Mlp::activate(Stream& s, const Weights& w, const MlpSaved& saved) const {
   }
 }
 
-void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
+void Mlp::forward(Stream& s, Tensor y_TD, const MlpInput& x, Tensor h_TD, const Weights& w,
                   MlpSaved& saved) const {
+  const Tensor x_TD = x.x_TD;
   if (kind_ == MlpKind::kNone) {
     if (!y_TD.defined()) return;
     ops::run(s, ops::Copy{.y = y_TD, .x = h_TD.defined() ? h_TD : x_TD});
@@ -81,9 +89,16 @@ void Mlp::forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weight
   }
   saved.outer_TN = activation(s, gated() ? "gate_up" : "up", x_TD.rows(), outer_.outputs());
   saved.inner_TF = activation(s, "inner", x_TD.rows(), inner_);
-  outer_.forward(s, saved.outer_TN, x_TD, w);
+  outer_.forward(
+      s, saved.outer_TN, x_TD, w,
+      Linear::ForwardOptions{.amax_1 = x.amax_1, .keeps = x.keeps_x_in_fp8 ? &saved.x : nullptr});
   activate(s, w, saved);
-  if (y_TD.defined()) down_.forward(s, y_TD, saved.inner_TF, w, h_TD);
+  if (!y_TD.defined()) return;
+  down_.forward(s, y_TD, saved.inner_TF, w,
+                Linear::ForwardOptions{.residual_TN = h_TD,
+                                       .amax_1 = saved.inner_amax_1,
+                                       .keeps = x.keeps_inner_in_fp8 ? &saved.inner : nullptr});
+  if (saved.inner.kept()) saved.inner_TF.release();
 }
 
 void Mlp::decode(Stream& s, Tensor y_BD, Tensor x_BD, Tensor h_BD, const Weights& w,
@@ -99,7 +114,7 @@ void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
   activate(s, w, saved);
 }
 
-void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
+void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, const MlpInput& x,
                    const Weights& w, const MlpSaved& saved) const {
   if (kind_ == MlpKind::kNone) {
     ops::run(s, ops::Copy{.y = dx_TD, .x = dy_TD});
@@ -108,10 +123,15 @@ void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Ten
   const int64_t T = dy_TD.rows();
   Buffer dinner_TF = activation(s, "dinner", T, inner_);
   Buffer douter_TN = activation(s, gated() ? "dgate_up" : "dup", T, outer_.outputs());
-  down_.backward(s, dinner_TF, dw, dy_TD, saved.inner_TF, w);
+  down_.backward(s, dinner_TF, dw, dy_TD, saved.inner_TF, w,
+                 Linear::BackwardOptions{.x_amax_1 = saved.inner_amax_1, .kept = &saved.inner});
+  Buffer douter_amax_1;
   if (gated()) {
-    ops::run(s, ops::SwigluBackward{
-                    .dgate_up_T2F = douter_TN, .dy_TF = dinner_TF, .gate_up_T2F = saved.outer_TN});
+    if (outer_.in_fp8(s, T)) douter_amax_1 = amax(s, "dgate_up amax");
+    ops::run(s, ops::SwigluBackward{.dgate_up_T2F = douter_TN,
+                                    .dy_TF = dinner_TF,
+                                    .gate_up_T2F = saved.outer_TN,
+                                    .amax_1 = douter_amax_1});
   } else {
     ops::run(s, ops::BiasGeluBackward{.dx_TF = douter_TN,
                                       .dy_TF = dinner_TF,
@@ -119,7 +139,9 @@ void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Ten
                                       .b_F = outer_.bias(w),
                                       .tanh_form = kind_ == MlpKind::kGeluTanh});
   }
-  outer_.backward(s, dx_TD, dw, douter_TN, x_TD, w);
+  outer_.backward(
+      s, dx_TD, dw, douter_TN, x.x_TD, w,
+      Linear::BackwardOptions{.x_amax_1 = x.amax_1, .dy_amax_1 = douter_amax_1, .kept = &saved.x});
 }
 
 }  // namespace sbtrain

@@ -31,6 +31,19 @@ struct MlpSpec {
 struct MlpSaved {
   Buffer outer_TN;  // SwiGLU: gate and up; GELU: before the bias
   Buffer inner_TF;
+  // Where products are in fp8: the largest |inner|, and what stands for x_TD and inner_TF where
+  // they are not kept for the backward pass.
+  Buffer inner_amax_1;
+  Fp8Inputs x, inner;
+};
+
+// What an MLP takes. With products in fp8, amax_1 (f32), the largest |x|, spares a pass; and
+// forward() may leave in `saved` what stands for x_TD, or for inner_TF, which it then releases.
+struct MlpInput {
+  Tensor x_TD;
+  Tensor amax_1{};
+  bool keeps_x_in_fp8 = false;
+  bool keeps_inner_in_fp8 = false;
 };
 
 // SwiGLU, GELU with biases (exact or in its tanh form), or none: the identity.
@@ -41,15 +54,20 @@ class Mlp {
 
   // y_TD = h_TD + r * mlp(x_TD), or r * mlp(x_TD) with an undefined h_TD; with an undefined y_TD
   // only `saved` is filled.
-  void forward(Stream& s, Tensor y_TD, Tensor x_TD, Tensor h_TD, const Weights& w,
+  void forward(Stream& s, Tensor y_TD, const MlpInput& x, Tensor h_TD, const Weights& w,
                MlpSaved& saved) const;
   // The same of norm(x_BD) for a decode step. Only SwiGLU has it, with a norm that fuses or none.
   void decode(Stream& s, Tensor y_BD, Tensor x_BD, Tensor h_BD, const Weights& w,
               const InputNorm& norm) const;
   bool gated() const { return kind_ == MlpKind::kSwiGlu; }
-  // dx_TD = the gradient of x, from dy_TD, the gradient of y.
-  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
+  // dx_TD = the gradient of x, from dy_TD, the gradient of y. x_TD may be undefined where `saved`
+  // has what stands for it.
+  void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, const MlpInput& x,
                 const Weights& w, const MlpSaved& saved) const;
+  // Whether the products with x of as many tokens are in fp8.
+  bool reads_fp8(const Stream& s, int64_t tokens) const {
+    return kind_ != MlpKind::kNone && outer_.in_fp8(s, tokens);
+  }
   // Computes inner_TF again, which a selective policy released.
   void recompute(Stream& s, const Weights& w, MlpSaved& saved) const;
 
@@ -58,7 +76,7 @@ class Mlp {
  private:
   LinearSpec outer_spec(const MlpSpec& spec) const;
   LinearSpec down_spec(const MlpSpec& spec) const;
-  void activate(Stream& s, const Weights& w, const MlpSaved& saved) const;
+  void activate(Stream& s, const Weights& w, MlpSaved& saved) const;
 
   MlpKind kind_;
   int64_t inner_;  // padded to a fast multiple

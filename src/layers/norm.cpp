@@ -1,5 +1,6 @@
 #include "layers/norm.h"
 
+#include "ops/fp8.h"
 #include "ops/norm.h"
 
 namespace sbtrain {
@@ -21,13 +22,16 @@ void Norm::add_parameters(std::vector<TensorSpec>& specs) const {
   specs.push_back({.name = bias_, .shape = {width_}, .storage = {}, .init = Init::constant(0)});
 }
 
-void Norm::forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w) const {
+void Norm::forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, Tensor amax_1) const {
   if (centered_) {
     ops::run(
         s, ops::LayerNorm{
                .y_TD = y_TD, .x_TD = x_TD, .w_D = w.at(weight_), .b_D = w.at(bias_), .eps = eps_});
+    if (amax_1.defined()) ops::run(s, ops::Amax{.amax_1 = amax_1, .x_RC = y_TD});
   } else {
-    ops::run(s, ops::RmsNorm{.y_TD = y_TD, .x_TD = x_TD, .w_D = w.at(weight_), .eps = eps_});
+    ops::run(s,
+             ops::RmsNorm{
+                 .y_TD = y_TD, .x_TD = x_TD, .w_D = w.at(weight_), .eps = eps_, .amax_1 = amax_1});
   }
 }
 

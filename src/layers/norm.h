@@ -33,7 +33,8 @@ class Norm {
  public:
   explicit Norm(NormSpec spec);
   void add_parameters(std::vector<TensorSpec>& specs) const;
-  void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w) const;
+  // amax_1 (f32), if it is given, = the largest |y|.
+  void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, Tensor amax_1 = {}) const;
   // dx_TD += gradient.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
                 const Weights& w) const;

@@ -117,25 +117,42 @@ void Block::forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSav
   add_attention(s, x_TD, w, saved);
 }
 
-// With an undefined y_TD (recomputation) the block's output is not computed.
-void Block::forward_mlp(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w,
-                        BlockSaved& saved) const {
+// saved.norm2_TD, what the MLP reads.
+void Block::normalise_for_mlp(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const {
+  const int64_t T = x_TD.rows();
+  saved.norm2_TD = activation(s, "norm2", T, width_);
+  if (mlp_.reads_fp8(s, T)) {
+    saved.norm2_amax_1 = s.allocate(MemoryClass::kActivations, "norm2 amax", DType::kF32, {1});
+  }
+  norm2_.forward(s, saved.norm2_TD, mlp_source(x_TD, saved), w, saved.norm2_amax_1);
+}
+
+// With an undefined y_TD (recomputation) the block's output is not computed. `keeps`: the backward
+// pass takes what is saved as it is; where products are in fp8, it then needs their inputs no more.
+void Block::forward_mlp(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
+                        bool keeps) const {
   const Tensor source_TD = mlp_source(x_TD, saved);
   if (norms_output_) {
     saved.mlp_TD = activation(s, "mlp.out", x_TD.rows(), width_);
-    mlp_.forward(s, saved.mlp_TD, source_TD, /*h_TD=*/{}, w, saved.mlp);
+    mlp_.forward(s, saved.mlp_TD, {.x_TD = source_TD, .keeps_inner_in_fp8 = keeps}, /*h_TD=*/{}, w,
+                 saved.mlp);
     if (y_TD.defined()) add_normed(s, y_TD, saved.h_TD, saved.mlp_TD, norm2_, w);
     return;
   }
-  saved.norm2_TD = activation(s, "norm2", x_TD.rows(), width_);
-  norm2_.forward(s, saved.norm2_TD, source_TD, w);
-  mlp_.forward(s, y_TD, saved.norm2_TD, saved.h_TD, w, saved.mlp);
+  normalise_for_mlp(s, x_TD, w, saved);
+  mlp_.forward(s, y_TD,
+               {.x_TD = saved.norm2_TD,
+                .amax_1 = saved.norm2_amax_1,
+                .keeps_x_in_fp8 = keeps,
+                .keeps_inner_in_fp8 = keeps},
+               saved.h_TD, w, saved.mlp);
+  if (saved.mlp.x.kept()) saved.norm2_TD.release();
 }
 
 void Block::forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
                     const Sequences& sequences) const {
   forward_attention(s, x_TD, w, saved, sequences);
-  forward_mlp(s, y_TD, x_TD, w, saved);
+  forward_mlp(s, y_TD, x_TD, w, saved, /*keeps=*/recompute_ == Recompute::kNone);
   if (recompute_ == Recompute::kFull) saved = BlockSaved();
   if (recompute_ == Recompute::kSelective) {
     saved.norm1_TD.release();
@@ -148,14 +165,13 @@ void Block::recompute(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& save
                       const Sequences& sequences) const {
   if (recompute_ == Recompute::kFull) {
     forward_attention(s, x_TD, w, saved, sequences);
-    forward_mlp(s, Tensor(), x_TD, w, saved);
+    forward_mlp(s, Tensor(), x_TD, w, saved, /*keeps=*/true);
   }
   if (recompute_ == Recompute::kSelective) {
     if (!norms_output_) {
       saved.norm1_TD = activation(s, "norm1", x_TD.rows(), width_);
-      saved.norm2_TD = activation(s, "norm2", x_TD.rows(), width_);
       norm1_.forward(s, saved.norm1_TD, x_TD, w);
-      norm2_.forward(s, saved.norm2_TD, mlp_source(x_TD, saved), w);
+      normalise_for_mlp(s, x_TD, w, saved);
     }
     mlp_.recompute(s, w, saved.mlp);
   }
@@ -198,9 +214,10 @@ void Block::backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, con
   Buffer dread_TD = activation(s, "dnorm", T, width_);  // of what a sublayer read
   if (norms_output_) {
     const Buffer dmlp_TD = before_norm(s, dx_TD, saved.mlp_TD, norm2_, w, dw);
-    mlp_.backward(s, dread_TD, dw, dmlp_TD, mlp_source(x_TD, saved), w, saved.mlp);
+    mlp_.backward(s, dread_TD, dw, dmlp_TD, {.x_TD = mlp_source(x_TD, saved)}, w, saved.mlp);
   } else {
-    mlp_.backward(s, dread_TD, dw, dx_TD, saved.norm2_TD, w, saved.mlp);
+    mlp_.backward(s, dread_TD, dw, dx_TD, {.x_TD = saved.norm2_TD, .amax_1 = saved.norm2_amax_1}, w,
+                  saved.mlp);
   }
   if (!parallel_) add_read_gradient(s, dx_TD, dread_TD, saved.h_TD, norm2_, w, dw);
 
@@ -222,7 +239,7 @@ void Block::backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, con
 void Block::decode_mlp(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w,
                        BlockSaved& saved) const {
   const bool fuses = mlp_.gated() && (norms_output_ || norm2_.fuses());
-  if (!fuses) return forward_mlp(s, y_BD, x_BD, w, saved);
+  if (!fuses) return forward_mlp(s, y_BD, x_BD, w, saved, /*keeps=*/false);
   const Tensor source_BD = mlp_source(x_BD, saved);
   if (!norms_output_) return mlp_.decode(s, y_BD, source_BD, saved.h_TD, w, norm2_.fused(w));
   saved.mlp_TD = activation(s, "mlp.out", x_BD.rows(), width_);

@@ -34,6 +34,7 @@ NormSpec norm_spec(const ModelConfig& config, std::string name);
 struct BlockSaved {
   Buffer norm1_TD, mix_TD, h_TD, norm2_TD;
   Buffer attention_TD, mlp_TD;
+  Buffer norm2_amax_1;  // of norm2_TD, where products are in fp8
   MlpSaved mlp;
   std::unique_ptr<AttentionSaved> attention;
 };
@@ -64,7 +65,9 @@ class Block {
   void forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
                          const Sequences& sequences) const;
   void add_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const;
-  void forward_mlp(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved) const;
+  void forward_mlp(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
+                   bool keeps) const;
+  void normalise_for_mlp(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const;
   // Computes again what the policy has released.
   void recompute(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
                  const Sequences& sequences) const;

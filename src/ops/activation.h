@@ -11,11 +11,14 @@ struct Swiglu {
   static constexpr std::string_view kName = "swiglu";
   Tensor y_TF;
   Tensor gate_up_T2F;
+  Tensor amax_1{};  // optional, = the largest |y| (ops::Amax)
   void check() const {
-    Check(kName).matrix("y_TF", y_TF);
-    Check(kName).matrix("gate_up_T2F", gate_up_T2F, y_TF.rows(), 2 * y_TF.cols());
+    const Check c(kName);
+    c.matrix("y_TF", y_TF);
+    c.matrix("gate_up_T2F", gate_up_T2F, y_TF.rows(), 2 * y_TF.cols());
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1);
   }
-  kernels::Swiglu kernel() const { return {y_TF, gate_up_T2F, y_TF.rows(), y_TF.cols()}; }
+  kernels::Swiglu kernel() const { return {y_TF, gate_up_T2F, y_TF.rows(), y_TF.cols(), amax_1}; }
 };
 
 // dgate_up = gradient; dgate_up may be gate_up itself.
@@ -23,14 +26,16 @@ struct SwigluBackward {
   static constexpr std::string_view kName = "swiglu_backward";
   Tensor dgate_up_T2F;
   Tensor dy_TF, gate_up_T2F;
+  Tensor amax_1{};  // optional, = the largest |dgate_up|
   void check() const {
     const Check c(kName);
     c.matrix("dy_TF", dy_TF);
     c.matrix("gate_up_T2F", gate_up_T2F, dy_TF.rows(), 2 * dy_TF.cols());
     c.same("dgate_up_T2F", dgate_up_T2F, gate_up_T2F);
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1);
   }
   kernels::SwigluBackward kernel() const {
-    return {dgate_up_T2F, dy_TF, gate_up_T2F, dy_TF.rows(), dy_TF.cols()};
+    return {dgate_up_T2F, dy_TF, gate_up_T2F, dy_TF.rows(), dy_TF.cols(), amax_1};
   }
 };
 

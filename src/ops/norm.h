@@ -13,14 +13,18 @@ struct RmsNorm {
   Tensor y_TD;
   Tensor x_TD, w_D;
   float eps;
+  Tensor amax_1{};  // optional, = the largest |y| (ops::Amax)
   void check() const {
     const Check c(kName);
     c.matrix("x_TD", x_TD);
     c.same("y_TD", y_TD, x_TD);
     c.flat("w_D", w_D, x_TD.cols());
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1);
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
-  kernels::RmsNorm kernel() const { return {y_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps}; }
+  kernels::RmsNorm kernel() const {
+    return {y_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps, amax_1};
+  }
 };
 
 // dx += gradient; dw += gradient, or = without accumulate_dw.

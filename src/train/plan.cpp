@@ -61,8 +61,10 @@ std::string describe_optimizer(const Config& config, const ParamRegistry& regist
 
 std::string describe_precision(const Config& config, Backend target) {
   const DType held = Memory::planning(target).compute_dtype();
-  return fmt::format("precision         {}: {}; sums over ranks {}\n",
+  const bool chosen = config.train.precision != Precision::kAuto;
+  return fmt::format("precision         {}{}: {}; sums over ranks {}\n",
                      name_of(config.train.precision),
+                     chosen ? "" : ", bf16 or fp8 as the first start times them, planned as bf16",
                      precision_policy(config.train.precision, held).describe(),
                      name_of(config.train.reduce_dtype));
 }

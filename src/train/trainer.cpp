@@ -37,6 +37,7 @@
 #include "train/host_share.h"
 #include "train/metrics.h"
 #include "train/plan.h"
+#include "train/precision_choice.h"
 #include "train/run_folder.h"
 #include "train/run_state.h"
 #include "train/signals.h"
@@ -68,6 +69,7 @@ class Run {
   }
 
  private:
+  Precision chosen_precision(Backend backend);
   void open_validation();
   void load(const InitFrom& init);
   bool resume();
@@ -105,7 +107,7 @@ class Run {
 
   StartTimes start_;
   const ResolvedConfig& resolved_;
-  const Config& config_;
+  Config config_;  // with the precision that `auto` stands for
   Control& control_;
   const int node_;
   StopSignals& signals_;
@@ -115,6 +117,7 @@ class Run {
   std::unique_ptr<Communicator> communicator_;
   const Mesh mesh_;
   const Transformer model_;
+  [[maybe_unused]] const Precision precision_;  // chosen before anything takes memory
   Memory memory_;
   Stream stream_;
   TrainStep step_;
@@ -233,6 +236,7 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
       mesh_(*communicator_, config_.train.sharding, job.launch.local_world,
             static_cast<int>(config_.train.context_parallel)),
       model_(config_.model, config_.train.recompute, mesh_.shard_count()),
+      precision_(chosen_precision(backend)),
       memory_(backend),
       stream_(with_plan(memory_, config_, model_, mesh_, job, start_)),
       step_(config_, model_, stream_, mesh_),
@@ -251,6 +255,18 @@ void Run::prepare(const InitFrom& init) {
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
   open_writer();
   open_metrics();
+}
+
+// Sets config_ too, which the plan and the step follow.
+Precision Run::chosen_precision(Backend backend) {
+  if (config_.train.precision != Precision::kAuto) return config_.train.precision;
+  control_.progress("timing bf16 and fp8", kLongPhase);
+  const PrecisionChoice choice =
+      keep_precision(config_, backend, *communicator_, folder_ / "precision.json", leads());
+  if (leads())
+    log_info("train.precision: auto is {}: {}", name_of(choice.precision), choice.reason);
+  config_.train.precision = choice.precision;
+  return choice.precision;
 }
 
 void Run::open_validation() {

@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "gpu/op_test.h"
+#include "ops/activation.h"
 #include "ops/fp8.h"
 #include "ops/memory.h"
+#include "ops/norm.h"
 
 namespace sbtrain::fp8_test {
 namespace {
@@ -159,6 +162,53 @@ TEST_F(Fp8, ProductsHaveTheSameBitsOnEveryRun) {
                                     .fast_accumulation = false});
     if (run == 0) first = y.raw();
     EXPECT_TRUE(y.raw() == first);
+  }
+}
+
+TEST_F(Fp8, ScalesAndTransposesHaveTheBitsOfTheCpu) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 16}, {8, 80}, {3, 1000}}) {
+    Owned x = test::random_normal("x", {rows, cols});
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < cols; ++c) x.at(r, c) = std::fabs(x.at(r, c));
+    }
+    for (int64_t r = 0; r < rows; ++r) x.at(r, 0) = 0;
+    const Owned amax = test::poisoned({cols}), inverse_scale = test::poisoned({cols});
+    const OnGpu x_gpu(gpu(), x, kF32), amax_gpu(gpu(), kF32, {cols});
+    const OnGpu inverse_scale_gpu(gpu(), kF32, {cols});
+    ops::run(cpu, ops::Fp8Scales{.amax_N = amax, .inverse_scale_N = inverse_scale, .x_WN = x});
+    ops::run(gpu(), ops::Fp8Scales{
+                        .amax_N = amax_gpu, .inverse_scale_N = inverse_scale_gpu, .x_WN = x_gpu});
+    EXPECT_EQ(amax_gpu.values(), test::to_f64(amax));
+    EXPECT_EQ(inverse_scale_gpu.values(), test::to_f64(inverse_scale));
+  }
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {16, 48}, {67, 130}, {300, 129}, {1536, 4096}}) {
+    const Both both(gpu(), cpu, test::random_bf16("x", {rows, cols}), kBF16, DType::kE4M3);
+    const OnGpu y_t(gpu(), DType::kE4M3, {cols, rows});
+    ops::run(gpu(), ops::TransposeFp8{.y_CR = y_t, .x_RC = both.y_gpu});
+    EXPECT_TRUE(y_t.raw() == bytes(both.y_t)) << rows << " x " << cols;
+  }
+}
+
+// What kernels find while they write is what a pass over the result finds.
+TEST_F(Fp8, KernelsFindTheLargestOfWhatTheyWrite) {
+  for (const auto& [tokens, width, gap] : test::kRowCases) {
+    const OnGpu x(gpu(), test::random_bf16("x", {tokens, width}), kBF16, gap);
+    const OnGpu w(gpu(), test::random_bf16("w", {width}), kBF16);
+    const OnGpu wide(gpu(), test::random_bf16("wide", {tokens, 2 * width}), kBF16, gap);
+    const OnGpu dwide(gpu(), kBF16, {tokens, 2 * width}), y(gpu(), kBF16, {tokens, width}, gap);
+    const OnGpu found(gpu(), kF32, {1}), expected(gpu(), kF32, {1});
+    const auto expect_largest_of = [&](const OnGpu& written, const char* op) {
+      ops::run(gpu(), ops::Amax{.amax_1 = expected, .x_RC = written});
+      EXPECT_EQ(found.values(), expected.values()) << op << " " << tokens << " x " << width;
+    };
+    ops::run(gpu(), ops::RmsNorm{.y_TD = y, .x_TD = x, .w_D = w, .eps = 1e-5f, .amax_1 = found});
+    expect_largest_of(y, "rmsnorm");
+    ops::run(gpu(), ops::Swiglu{.y_TF = y, .gate_up_T2F = wide, .amax_1 = found});
+    expect_largest_of(y, "swiglu");
+    ops::run(gpu(), ops::SwigluBackward{
+                        .dgate_up_T2F = dwide, .dy_TF = x, .gate_up_T2F = wide, .amax_1 = found});
+    expect_largest_of(dwide, "swiglu_backward");
   }
 }
 

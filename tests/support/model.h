@@ -41,15 +41,16 @@ inline PackedBatch packed_batch(const std::vector<int32_t>& lengths, int64_t voc
 
 class ModelRun {
  public:
-  // The weights are initialised with seed 5.
+  // The weights are initialised with seed 5, and held for products in that precision.
   ModelRun(Backend backend, const ModelConfig& config, const PackedBatch& batch,
-           Recompute recompute = Recompute::kNone)
+           Recompute recompute = Recompute::kNone, Precision held = Precision::kBf16)
       : memory_(backend),
         stream_(with_poison(memory_)),
         model_(config, recompute),
         communicator_(make_single_process()),
         mesh_(*communicator_),
-        params_(model_.registry(), stream_, mesh_, make_optimizer()),
+        params_(model_.registry(), stream_, mesh_, make_optimizer(), ReduceType::kFloat32,
+                TransferEngine::kMultiprocessors, /*ema=*/0, held),
         valid_(batch.valid_targets),
         tokens_T_(integers(batch.tokens)),
         targets_T_(integers(batch.targets)),

@@ -4,6 +4,7 @@
 
 #include "ops/cpu/parallel.h"
 #include "ops/cpu/simd.h"
+#include "ops/fp8.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -46,7 +47,7 @@ void tanh_gelu_backward(float* dx, const float* dy, const float* x, const float*
 
 }  // namespace
 
-void run(Cpu, Stream& /*s*/, const Swiglu& op) {
+void run(Cpu, Stream& s, const Swiglu& op) {
   const int64_t inner = op.y_TF.cols();
   float* y_data = op.y_TF.f32();
   const float* gate_up = op.gate_up_T2F.f32();
@@ -59,10 +60,11 @@ void run(Cpu, Stream& /*s*/, const Swiglu& op) {
       for (int64_t i = 0; i < inner; ++i) y[i] = gate[i] * simd::sigmoid(gate[i]) * up[i];
     }
   });
+  if (op.amax_1.defined()) run(Cpu(), s, Amax{.amax_1 = op.amax_1, .x_RC = op.y_TF});
 }
 
 // silu(g)' = sigmoid(g) (1 + g (1 - sigmoid(g))), and 1 - sigmoid(g) = sigmoid(-g).
-void run(Cpu, Stream& /*s*/, const SwigluBackward& op) {
+void run(Cpu, Stream& s, const SwigluBackward& op) {
   const int64_t inner = op.dy_TF.cols();
   float* dgate_up = op.dgate_up_T2F.f32();
   const float* dy_data = op.dy_TF.f32();
@@ -89,6 +91,7 @@ void run(Cpu, Stream& /*s*/, const SwigluBackward& op) {
       }
     }
   });
+  if (op.amax_1.defined()) run(Cpu(), s, Amax{.amax_1 = op.amax_1, .x_RC = op.dgate_up_T2F});
 }
 
 void run(Cpu, Stream& /*s*/, const BiasSigmoid& op) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/cpu/token_sums.h"
+#include "ops/fp8.h"
 
 namespace sbtrain::ops::cpu {
 namespace {
@@ -43,7 +44,7 @@ float inverse_rms(const float* x, int64_t n, float eps) {
 
 }  // namespace
 
-void run(Cpu, Stream& /*s*/, const RmsNorm& op) {
+void run(Cpu, Stream& s, const RmsNorm& op) {
   const int64_t width = op.x_TD.cols();
   float* y_data = op.y_TD.f32();
   const float* x_data = op.x_TD.f32();
@@ -57,6 +58,7 @@ void run(Cpu, Stream& /*s*/, const RmsNorm& op) {
       for (int64_t i = 0; i < width; ++i) y[i] = x[i] * r * w[i];
     }
   });
+  if (op.amax_1.defined()) run(Cpu(), s, Amax{.amax_1 = op.amax_1, .x_RC = op.y_TD});
 }
 
 // With r = 1/rms(x), xhat = r x and g = w dy:  dx = r (g - xhat mean(g xhat)),  dw = sum_t dy xhat.

@@ -49,5 +49,22 @@ TEST(Fp8Emulation, GradientsOfRoundedWeightsDifferByIndependentErrors) {
   expect_errors_of_fp8(rounded.gradients, fp8.gradients, exact.gradients);
 }
 
+// Weights that are held in fp8 are what a layer would make of them at each use, and whether what
+// the backward pass needs is kept or computed again changes nothing.
+TEST(Fp8Emulation, HeldWeightsAndRecomputationGiveTheSameBits) {
+  const auto run = [&](Precision held, Recompute recompute) {
+    ModelRun run(Backend::kCpu, fp8_model(), packed_batch({33, 31}, fp8_model().vocab), recompute,
+                 held);
+    run.disturb_constants();
+    run.stream().set_precision(Precision::kFp8);
+    run.backward();
+    return run.gradients();
+  };
+  const auto expected = run(Precision::kBf16, Recompute::kNone);
+  for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    EXPECT_EQ(run(Precision::kFp8, recompute), expected) << name_of(recompute);
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain::test

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "core/error.h"
 #include "core/fp8.h"
 #include "support/tensors.h"
@@ -138,6 +142,37 @@ TEST(Fp8Product, RefusesOldGpus) {
     EXPECT_EQ(e.code(), ExitCode::kConfig);
     EXPECT_NE(std::string(e.what()).find("fp8 products need compute capability 8.9 or newer"),
               std::string::npos);
+  }
+}
+
+TEST(Fp8Scales, AreThoseOfTheLargestOfAllRanks) {
+  CpuStream s;
+  Owned x = test::random_normal("x", {3, 5});
+  for (int64_t n = 0; n < 5; ++n) {
+    for (int64_t w = 0; w < 3; ++w) x.at(w, n) = std::fabs(x.at(w, n));
+  }
+  x.at(1, 0) = 100;
+  for (int64_t w = 0; w < 3; ++w) x.at(w, 1) = 0;
+  x.at(2, 2) = std::numeric_limits<float>::quiet_NaN();
+  const Owned amax = test::poisoned({5}), inverse_scale = test::poisoned({5});
+  ops::run(s, ops::Fp8Scales{.amax_N = amax, .inverse_scale_N = inverse_scale, .x_WN = x});
+  EXPECT_EQ(amax.f32()[0], 100.0f);
+  EXPECT_EQ(inverse_scale.f32()[0], 1.0f / (448.0f / 100.0f));
+  EXPECT_EQ(amax.f32()[1], 0.0f);
+  EXPECT_EQ(inverse_scale.f32()[1], 1.0f);
+  EXPECT_TRUE(std::isnan(amax.f32()[2]));
+  for (int64_t n = 3; n < 5; ++n) {
+    EXPECT_EQ(amax.f32()[n], std::max({x.at(0, n), x.at(1, n), x.at(2, n)}));
+  }
+}
+
+TEST(TransposeFp8, GivesTheCastsTranspose) {
+  CpuStream s;
+  for (const DType dtype : kFormats) {
+    const Cast cast(s, test::random_normal("x", {67, 130}), dtype);
+    const Owned y_t(dtype, {130, 67});
+    ops::run(s, ops::TransposeFp8{.y_CR = y_t, .x_RC = cast.y});
+    EXPECT_TRUE(test::bitwise_equal(y_t, cast.y_t));
   }
 }
 

@@ -138,6 +138,9 @@ void run_every_fp8_op(Ops& o, const Tensor& y, const Tensor& x, const Tensor& w,
   o.run(ops::CastFp8{.y_RC = x_fp8, .inverse_scale_1 = x_scale, .x_RC = x, .amax_1 = amax});
   o.run(ops::Amax{.amax_1 = amax, .x_RC = w});
   o.run(ops::CastFp8{.y_RC = w_fp8, .inverse_scale_1 = w_scale, .x_RC = w, .amax_1 = amax});
+  const Buffer w_turned = o.stream.scratch("fp8", DType::kE4M3, {w.cols(), w.rows()});
+  o.run(ops::TransposeFp8{.y_CR = w_turned, .x_RC = w_fp8});
+  o.run(ops::Fp8Scales{.amax_N = amax, .inverse_scale_N = w_scale, .x_WN = amax.reshaped({1, 1})});
   o.run(ops::Fp8Product{.y_MN = y, .a_MK = {x_fp8, x_scale}, .b_NK = {w_fp8, w_scale}});
 }
 

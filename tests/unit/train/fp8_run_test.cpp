@@ -1,10 +1,12 @@
 // Runs whose products are in emulated fp8, in several worlds and modes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "parallel/traffic.h"
 #include "support/optimizer_runs.h"
 #include "support/process.h"
 
@@ -59,6 +61,63 @@ TEST(Fp8Run, RecomputationGivesTheSameBits) {
   const std::vector<double> kept = learn(fp8(), 3);
   for (const char* recompute : {"selective", "full"}) {
     EXPECT_EQ(learn(config(fmt::format("precision: fp8, recompute: {}", recompute)), 3), kept);
+  }
+}
+
+// A model of the proportions of configs/1b_sb.yaml, for plans.
+Config large(const std::string& train) {
+  Config c = optimizer_config(train);
+  c.model.layers = 4;
+  c.model.width = 1024;
+  c.model.inner = 2816;
+  c.model.heads = c.model.kv_heads = 16;
+  c.model.vocab = 32000;
+  c.train.sequence_length = 4096;
+  c.train.micro_batch = 2;
+  return c;
+}
+
+struct PlannedStep {
+  size_t bytes;  // of memory
+  Traffic traffic;
+};
+
+PlannedStep plan_step(const Config& config, Sharding sharding, int world, int node_size) {
+  Traffic traffic;
+  const auto ranks = make_planned(0, world, node_size, &traffic);
+  const Mesh mesh(*ranks, sharding, node_size);
+  const Transformer model(config.model, config.train.recompute, mesh.shard_count());
+  Memory memory = Memory::planning(Backend::kCuda);
+  Stream stream(memory);
+  TrainStep(config, model, stream, mesh).plan_step();
+  return {memory.report().total_bytes(), traffic};
+}
+
+// Of the gathers of a whole block, with one or two bytes an element.
+int64_t gathers_of_blocks(const Config& config, int shards, const Traffic& traffic, int bytes) {
+  const Transformer model(config.model, config.train.recompute, shards);
+  const int64_t size = model.registry().unit(1).size;
+  return std::ranges::count_if(traffic.transfers, [&](const Transfer& t) {
+    return t.collective == Collective::kAllGather && t.bytes == bytes * size;
+  });
+}
+
+TEST(Fp8Run, GathersHalfTheBytesInNoMoreMemory) {
+  for (const OptimizerRun& run :
+       {OptimizerRun{}, OptimizerRun{.world = 2},
+        OptimizerRun{.sharding = Sharding::kGrad, .world = 2},
+        OptimizerRun{.sharding = Sharding::kNone, .world = 2},
+        OptimizerRun{.sharding = Sharding::kHybrid, .world = 4, .node_size = 2}}) {
+    const int shards = run.sharding == Sharding::kNone ? 1 : std::min(run.world, 2);
+    const auto plan = [&](const Config& config) {
+      return plan_step(config, run.sharding, run.world, run.node_size);
+    };
+    const PlannedStep bf16 = plan(large("")), fp8 = plan(large("precision: fp8"));
+    EXPECT_LE(fp8.bytes, bf16.bytes) << name_of(run.sharding) << run.world;
+    const int64_t gathers = gathers_of_blocks(large(""), shards, bf16.traffic, 2);
+    EXPECT_EQ(gathers > 0, shards > 1);
+    EXPECT_EQ(gathers_of_blocks(large(""), shards, fp8.traffic, 1), gathers);
+    EXPECT_EQ(gathers_of_blocks(large(""), shards, fp8.traffic, 2), 0);
   }
 }
 
