@@ -231,6 +231,25 @@ __device__ __forceinline__ int first_key_of(const Visibility& visibility, int qu
                         : visibility.first_key(query, values.position[i]);
 }
 
+// P of another rank's keys becomes zero for the queries that do not see them. Keys, which are the
+// lane's rows, come one after the other: that takes one register.
+template <int kRowBlocks, int kColBlocks>
+__device__ __forceinline__ void hide_far_queries(Accumulator<kRowBlocks, kColBlocks>& p,
+                                                 int first_key, int first_query,
+                                                 const Visibility& visibility) {
+#pragma unroll
+  for (int r = 0; r < 2 * kRowBlocks; ++r) {
+    const int end = visibility.end_query(first_key + r * 8) - first_query;
+#pragma unroll
+    for (int c = 0; c < kColBlocks; ++c) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        if (c * 8 + odd >= end) p.at[r / 2][c][r % 2 * 2 + odd] = 0.0f;
+      }
+    }
+  }
+}
+
 // P^T [keys, queries] of one warp from the scores; its keys are those from `first_key` on.
 template <int kRowBlocks, int kColBlocks>
 __device__ __forceinline__ void to_probabilities(Accumulator<kRowBlocks, kColBlocks>& s,
@@ -246,21 +265,24 @@ __device__ __forceinline__ void to_probabilities(Accumulator<kRowBlocks, kColBlo
         const int in_tile = c * 8 + col + odd;
         const int query = first_query + in_tile;
         const float lse_log2 = values.lse[in_tile] * kLog2e;
-        const int lowest = is_masked() ? first_key_of(visibility, query, values, in_tile) : 0;
+        const int lowest = is_masked() ? visibility.first_key(query, values.position[in_tile]) : 0;
 #pragma unroll
         for (int r = 0; r < 2 * kRowBlocks; ++r) {
           const int key = first_key + row + r * 8;
           float& x = s.at[r / 2][c][r % 2 * 2 + odd];
           x = exp2_ftz(x - lse_log2);
-          if (is_masked() && ((!visibility.far && key > query) || key < lowest)) x = 0.0f;
+          if (is_masked() && (key > query || key < lowest)) x = 0.0f;
         }
       }
     }
   };
-  if (masked) {
+  if (masked && !visibility.far) {
     apply([] { return true; });
   } else {
     apply([] { return false; });
+  }
+  if (masked && visibility.far) {
+    hide_far_queries(s, first_key + row, first_query + col, visibility);
   }
 }
 

@@ -282,8 +282,13 @@ class HopperSoftmaxKeyConsumer : public TileState {
   __device__ __forceinline__ void to_probabilities(Scores& scores, Tile& s, int stage) {
     const Visibility seen = visibility_of(x_.p);
     const int query = uniform(s_.first_query[stage]);
-    const int highest = first_key_of(seen, query + kQueries - 1, s_.values(stage), kQueries - 1);
-    const bool masked = uniform((!kFar && query < warp_first_ + 15) || highest > warp_first_);
+    bool masked;
+    if constexpr (kFar) {
+      masked = seen.end_query(warp_first_) < query + kQueries;
+    } else {
+      const int highest = seen.first_key(query + kQueries - 1, s_.position[stage][kQueries - 1]);
+      masked = uniform(query < warp_first_ + 15 || highest > warp_first_);
+    }
     scores.enter(s_.staged[stage], query + distance_of(x_.p));
     scores.score(s);
     kernels::to_probabilities(s, warp_first_, query, seen, masked, s_.values(stage));

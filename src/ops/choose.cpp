@@ -10,7 +10,7 @@
 #include "kernels/attention/hopper_shapes.h"
 #include "kernels/attention/rebased_index.h"
 #include "kernels/limits.h"
-#include "ops/far_keys.h"
+#include "ops/far_softmax.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -209,6 +209,13 @@ size_t cudnn_scratch_bytes(const SoftmaxShape& x, int64_t heads) {
 AttentionChoice choose(const SoftmaxShape& x, const Target& target, std::string_view forced) {
   AttentionChoice choice{.bytes = portable_scratch_bytes(x)};
   const bool can = why_not_hopper(x, target, forced).empty();
+  if (x.far) {
+    if (!can || forces(forced, Implementation::kPortable)) return choice;
+    choice.implementation = Implementation::kHopper;
+    choice.hopper_part = choice.bytes;
+    choice.bytes += kernels::tile_scheduler_bytes(x.tokens);
+    return choice;
+  }
   if (can && (forced.empty() ? fastest_on_hopper(x) : forces(forced, Implementation::kHopper))) {
     choice.implementation = Implementation::kHopper;
     choice.reason = forced.empty() ? "they are faster" : "they are asked for";
@@ -250,10 +257,15 @@ SoftmaxShape softmax_shape(const Op& op, const Stream& s) {
                      .tokens = op.q_THd.rows(),
                      .heads = op.params.heads,
                      .head_dim = op.q_THd.cols() / op.params.heads,
-                     .max_seqlen = op.sequences.max_seqlen,
+                     .max_seqlen = op.q_THd.rows(),
                      .window = op.params.window,
                      .deterministic = s.deterministic(),
                      .group = queries_of_key(op.q_THd, op.k_THd)};
+  if constexpr (requires { op.far; }) {
+    shape.far = true;
+  } else {
+    shape.max_seqlen = op.sequences.max_seqlen;
+  }
   if constexpr (requires { op.dq_THd; }) {
     shape.backward = true;
     shape.dq_stride = op.dq_THd.row_stride;
@@ -332,6 +344,9 @@ template AttentionScratch plan(const Stream& s, const StickBreakingBackward& op,
 template AttentionScratch plan(const Stream& s, const StickBreakingFarForward& op,
                                std::string_view name);
 template AttentionScratch plan(const Stream& s, const StickBreakingFarBackward& op,
+                               std::string_view name);
+template AttentionScratch plan(const Stream& s, const SoftmaxFarForward& op, std::string_view name);
+template AttentionScratch plan(const Stream& s, const SoftmaxFarBackward& op,
                                std::string_view name);
 template RebasedScratch plan(const Stream& s, const RebasedForward& op, std::string_view name);
 template RebasedScratch plan(const Stream& s, const RebasedBackward& op, std::string_view name);

@@ -23,6 +23,7 @@ struct SoftmaxShape {
   int64_t dq_stride = 0;  // backward
   bool deterministic = true;
   int64_t group = 1;  // heads of queries that share a head of keys and values
+  bool far = false;   // the keys are those of another rank (ops/far_softmax.h); never by cuDNN
 };
 // `forced` is the name of an implementation, or empty. Throws ExitCode::kUsage if it is neither, or
 // if that implementation cannot compute the problem.

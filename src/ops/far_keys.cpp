@@ -79,12 +79,5 @@ void SoftmaxFarForward::check_limits(const Target& target) const {
 void SoftmaxFarBackward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
 }
-Buffer SoftmaxFarForward::scratch(const Stream& s) const {
-  return on_cuda(s) ? Buffer() : cpu::scratch(s, *this);
-}
-Buffer SoftmaxFarBackward::scratch(const Stream& s) const {
-  if (!on_cuda(s)) return cpu::scratch(s, *this);
-  return s.scratch("rowsum(do * o)", DType::kF32, {params.heads, q_THd.rows()});
-}
 
 }  // namespace sbtrain::ops

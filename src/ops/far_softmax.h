@@ -21,7 +21,7 @@ struct SoftmaxFarForward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 
 struct SoftmaxFarBackward {
@@ -35,7 +35,7 @@ struct SoftmaxFarBackward {
   SoftmaxParams params{};
   void check() const;
   void check_limits(const Target& target) const;
-  Buffer scratch(const Stream& s) const;
+  AttentionScratch scratch(const Stream& s) const { return plan<AttentionChoice>(s, *this); }
 };
 
 namespace cpu {
@@ -45,8 +45,8 @@ Buffer scratch(const Stream& s, const SoftmaxFarForward& op);
 Buffer scratch(const Stream& s, const SoftmaxFarBackward& op);
 }  // namespace cpu
 namespace cuda {
-void run(Cuda, Stream& s, const SoftmaxFarForward& op, const Buffer& scratch);
-void run(Cuda, Stream& s, const SoftmaxFarBackward& op, const Buffer& scratch);
+void run(Cuda, Stream& s, const SoftmaxFarForward& op, const AttentionScratch& scratch);
+void run(Cuda, Stream& s, const SoftmaxFarBackward& op, const AttentionScratch& scratch);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops
