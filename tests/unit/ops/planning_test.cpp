@@ -21,7 +21,7 @@
 #include "ops/average.h"
 #include "ops/coca.h"
 #include "ops/embedding.h"
-#include "ops/far_keys.h"
+#include "ops/far_softmax.h"
 #include "ops/fp8.h"
 #include "ops/initialize.h"
 #include "ops/linear.h"
@@ -330,6 +330,28 @@ void run_every_mixer(Ops& o) {
                                       .far = far,
                                       .params = {.heads = kHeads}});
   for (const auto kind : {ops::PositionBias::kNone, ops::PositionBias::kAlibi}) {
+    o.run(ops::SoftmaxFarForward{.o_THd = out,
+                                 .lse_HT = per_query,
+                                 .q_THd = q,
+                                 .k_THd = k,
+                                 .v_THd = v,
+                                 .bias = {.kind = kind},
+                                 .far = far,
+                                 .distance = kTokens,
+                                 .params = {.heads = kHeads}});
+    o.run(ops::SoftmaxFarBackward{.dq_THd = dq,
+                                  .dk_THd = dk,
+                                  .dv_THd = dv,
+                                  .do_THd = out,
+                                  .o_THd = out,
+                                  .lse_HT = per_query,
+                                  .q_THd = q,
+                                  .k_THd = k,
+                                  .v_THd = v,
+                                  .bias = {.kind = kind},
+                                  .far = far,
+                                  .distance = kTokens,
+                                  .params = {.heads = kHeads}});
     o.run(ops::SoftmaxForward{.o_THd = out,
                               .lse_HT = per_query,
                               .q_THd = q,
