@@ -172,7 +172,7 @@ __global__ void scales_kernel(Fp8Scales p) {
   }
   const float amax = __uint_as_float(largest);
   p.amax[col] = amax;
-  p.inverse_scale[col] = __fdiv_rn(1, scale_of(amax, kE4M3Max));
+  *p.inverse_scale.row(col) = __fdiv_rn(1, scale_of(amax, kE4M3Max));
 }
 
 // A block transposes a tile as cast_kernel does.

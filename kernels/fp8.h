@@ -25,10 +25,11 @@ struct CastFp8 {
   int64_t rows, cols;
 };
 
-// x [rows, cols] are bit patterns of nonnegative numbers, or of NaN; amax and inverse_scale [cols].
+// x [rows, cols] are bit patterns of nonnegative numbers, or of NaN; amax [cols] and inverse_scale
+// [cols, 1].
 struct Fp8Scales {
   float* amax;
-  float* inverse_scale;
+  Matrix<float> inverse_scale;
   Matrix<const float> x;
   int64_t rows, cols;
 };

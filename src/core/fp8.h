@@ -17,6 +17,10 @@ namespace sbtrain {
 // elements.
 inline constexpr int64_t kFp8Multiple = 16;
 
+// cuBLASLt refuses products whose scales do not begin at multiples of 16 bytes: an array of scales
+// has so many elements for each.
+inline constexpr int64_t kFp8ScaleStride = 4;
+
 struct Fp8Format {
   int mantissa_bits;
   int bias;

@@ -52,16 +52,16 @@ struct CastFp8 {
 // of the whole matrices, NaN if a part has one, and their inverse scales in e4m3 (both f32).
 struct Fp8Scales {
   static constexpr std::string_view kName = "fp8_scales";
-  Tensor amax_N, inverse_scale_N;
+  Tensor amax_N, inverse_scale_N1;
   Tensor x_WN;
   void check() const {
     const Check c(kName);
     c.matrix("x_WN", x_WN);
     c.flat("amax_N", amax_N, x_WN.cols());
-    c.flat("inverse_scale_N", inverse_scale_N, x_WN.cols());
+    c.matrix("inverse_scale_N1", inverse_scale_N1, x_WN.cols(), 1, DType::kF32);
   }
   kernels::Fp8Scales kernel() const {
-    return {amax_N, inverse_scale_N, x_WN, x_WN.rows(), x_WN.cols()};
+    return {amax_N, inverse_scale_N1, x_WN, x_WN.rows(), x_WN.cols()};
   }
 };
 
@@ -82,7 +82,7 @@ struct TransposeFp8 {
 // A matrix in fp8 as a product takes it.
 struct Fp8Matrix {
   Tensor x;                // e4m3 or e5m2
-  Tensor inverse_scale_1;  // f32
+  Tensor inverse_scale_1;  // f32, at a multiple of 16 bytes
 };
 
 // y_MN = alpha * a_MK b_NK^T (+ residual_MN): both factors have the inner dimension contiguous. y
@@ -110,6 +110,12 @@ struct Fp8Product {
     c.matrix("y_MN", y_MN);
     c.flat("inverse scale of a", a_MK.inverse_scale_1, 1);
     c.flat("inverse scale of b", b_NK.inverse_scale_1, 1);
+    for (const Fp8Matrix* factor : {&a_MK, &b_NK}) {
+      c.that(reinterpret_cast<uintptr_t>(factor->inverse_scale_1.data) %
+                     (kFp8ScaleStride * sizeof(float)) ==
+                 0,
+             "a scale does not begin at a multiple of 16 bytes, as cuBLASLt needs it");
+    }
     if (residual.defined()) c.same("residual", residual, y_MN);
     c.that(y_MN.rows() % kFp8Multiple == 0 && y_MN.cols() % kFp8Multiple == 0 &&
                a.cols() % kFp8Multiple == 0,

@@ -64,7 +64,7 @@ Fp8Weights::Fp8Weights(const ParamRegistry& registry, Stream& s, const Mesh& mes
                             memory.compute_dtype(), {others});
   amax_WN_ = numbers("amax of ranks", {mesh.shard_count() * ranges_});
   amax_N_ = numbers("amax of matrices", {ranges_});
-  inverse_scale_N_ = numbers("inverse scales of matrices", {ranges_});
+  inverse_scale_N_ = numbers("inverse scales of matrices", {ranges_, kFp8ScaleStride});
 }
 
 void Fp8Weights::add(int index, const ParamUnit& spec, std::vector<Fp8Range> ranges) {
@@ -94,7 +94,10 @@ Tensor Fp8Weights::shard(int n) const {
 }
 
 Tensor Fp8Weights::inverse_scale(const Unit& unit, size_t range) const {
-  return inverse_scale_N_.tensor().row_range(unit.first_range + static_cast<int64_t>(range), 1);
+  const int64_t n = unit.first_range + static_cast<int64_t>(range);
+  return inverse_scale_N_.tensor()
+      .reshaped({ranges_ * kFp8ScaleStride})
+      .row_range(n * kFp8ScaleStride, 1);
 }
 
 Tensor Fp8Weights::matrix(const Unit& unit, size_t i) const {
@@ -174,7 +177,7 @@ void Fp8Weights::exchange(Stream& communication) {
 void Fp8Weights::cast(const std::vector<Tensor>& masters) {
   ops::run(stream_,
            ops::Fp8Scales{.amax_N = amax_N_,
-                          .inverse_scale_N = inverse_scale_N_,
+                          .inverse_scale_N1 = inverse_scale_N_.tensor().col_range(0, 1),
                           .x_WN = amax_WN_.tensor().reshaped({mesh_.shard_count(), ranges_})});
   for (size_t u = 0; u < units_.size(); ++u) {
     const Unit& unit = units_[u];

@@ -66,7 +66,8 @@ class Fp8Weights {
   std::vector<Unit> units_;
   int64_t ranges_ = 0;  // of all units
   Buffer others_;       // of all units, in the compute type
-  // f32: [ranks of the shards * ranges], of which a rank fills its own part, and [ranges].
+  // f32: [ranks of the shards * ranges], of which a rank fills its own part,
+  // [ranges] and [ranges, kFp8ScaleStride].
   Buffer amax_WN_, amax_N_, inverse_scale_N_;
 };
 

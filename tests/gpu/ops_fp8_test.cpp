@@ -172,12 +172,12 @@ TEST_F(Fp8, ScalesAndTransposesHaveTheBitsOfTheCpu) {
       for (int64_t c = 0; c < cols; ++c) x.at(r, c) = std::fabs(x.at(r, c));
     }
     for (int64_t r = 0; r < rows; ++r) x.at(r, 0) = 0;
-    const Owned amax = test::poisoned({cols}), inverse_scale = test::poisoned({cols});
+    const Owned amax = test::poisoned({cols}), inverse_scale = test::poisoned({cols, 1});
     const OnGpu x_gpu(gpu(), x, kF32), amax_gpu(gpu(), kF32, {cols});
-    const OnGpu inverse_scale_gpu(gpu(), kF32, {cols});
-    ops::run(cpu, ops::Fp8Scales{.amax_N = amax, .inverse_scale_N = inverse_scale, .x_WN = x});
+    const OnGpu inverse_scale_gpu(gpu(), kF32, {cols, 1});
+    ops::run(cpu, ops::Fp8Scales{.amax_N = amax, .inverse_scale_N1 = inverse_scale, .x_WN = x});
     ops::run(gpu(), ops::Fp8Scales{
-                        .amax_N = amax_gpu, .inverse_scale_N = inverse_scale_gpu, .x_WN = x_gpu});
+                        .amax_N = amax_gpu, .inverse_scale_N1 = inverse_scale_gpu, .x_WN = x_gpu});
     EXPECT_EQ(amax_gpu.values(), test::to_f64(amax));
     EXPECT_EQ(inverse_scale_gpu.values(), test::to_f64(inverse_scale));
   }

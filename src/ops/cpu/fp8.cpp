@@ -70,7 +70,8 @@ void run(Cpu, Stream& /*s*/, const Fp8Scales& op) {
       amax = larger(amax, op.x_WN.f32()[w * op.x_WN.row_stride + n]);
     }
     op.amax_N.f32()[n] = amax;
-    op.inverse_scale_N.f32()[n] = 1.0f / fp8_scale(amax, DType::kE4M3);
+    op.inverse_scale_N1.f32()[n * op.inverse_scale_N1.row_stride] =
+        1.0f / fp8_scale(amax, DType::kE4M3);
   }
 }
 

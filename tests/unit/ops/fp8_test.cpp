@@ -154,8 +154,8 @@ TEST(Fp8Scales, AreThoseOfTheLargestOfAllRanks) {
   x.at(1, 0) = 100;
   for (int64_t w = 0; w < 3; ++w) x.at(w, 1) = 0;
   x.at(2, 2) = std::numeric_limits<float>::quiet_NaN();
-  const Owned amax = test::poisoned({5}), inverse_scale = test::poisoned({5});
-  ops::run(s, ops::Fp8Scales{.amax_N = amax, .inverse_scale_N = inverse_scale, .x_WN = x});
+  const Owned amax = test::poisoned({5}), inverse_scale = test::poisoned({5, 1});
+  ops::run(s, ops::Fp8Scales{.amax_N = amax, .inverse_scale_N1 = inverse_scale, .x_WN = x});
   EXPECT_EQ(amax.f32()[0], 100.0f);
   EXPECT_EQ(inverse_scale.f32()[0], 1.0f / (448.0f / 100.0f));
   EXPECT_EQ(amax.f32()[1], 0.0f);

@@ -125,11 +125,11 @@ class Ops {
   std::vector<Tensor> tensors_;
 };
 
-// Those of products in fp8; `scales` are three numbers.
+// Those of products in fp8; `scales` are numbers for three, each in 16 bytes.
 void run_every_fp8_op(Ops& o, const Tensor& y, const Tensor& x, const Tensor& w,
                       const Tensor& scales) {
-  const Tensor amax = scales.row_range(0, 1), x_scale = scales.row_range(1, 1);
-  const Tensor w_scale = scales.row_range(2, 1);
+  const Tensor amax = scales.row_range(0, 1), x_scale = scales.row_range(kFp8ScaleStride, 1);
+  const Tensor w_scale = scales.row_range(2 * kFp8ScaleStride, 1);
   const auto fp8 = [&](const Tensor& like) {
     return o.stream.scratch("fp8", DType::kE4M3, {like.rows(), like.cols()});
   };
@@ -140,7 +140,8 @@ void run_every_fp8_op(Ops& o, const Tensor& y, const Tensor& x, const Tensor& w,
   o.run(ops::CastFp8{.y_RC = w_fp8, .inverse_scale_1 = w_scale, .x_RC = w, .amax_1 = amax});
   const Buffer w_turned = o.stream.scratch("fp8", DType::kE4M3, {w.cols(), w.rows()});
   o.run(ops::TransposeFp8{.y_CR = w_turned, .x_RC = w_fp8});
-  o.run(ops::Fp8Scales{.amax_N = amax, .inverse_scale_N = w_scale, .x_WN = amax.reshaped({1, 1})});
+  o.run(ops::Fp8Scales{
+      .amax_N = amax, .inverse_scale_N1 = w_scale.reshaped({1, 1}), .x_WN = amax.reshaped({1, 1})});
   o.run(ops::Fp8Product{.y_MN = y, .a_MK = {x_fp8, x_scale}, .b_NK = {w_fp8, w_scale}});
 }
 
@@ -154,7 +155,7 @@ void run_every_op(Ops& o) {
   const Buffer row = o.vector(kWidth), drow = o.vector(kWidth), other_row = o.vector(kWidth);
   const Buffer head_row = o.vector(kWidth / 2), dhead_row = o.vector(kWidth / 2);
   const Buffer table = o.matrix(kVocab, kWidth), dtable = o.matrix(kVocab, kWidth);
-  const Buffer losses = o.vector(kTokens), scales = o.vector(3);
+  const Buffer losses = o.vector(kTokens), scales = o.vector(3 * kFp8ScaleStride);
   std::vector<int32_t> numbers(kTokens);
   for (int64_t t = 0; t < kTokens; ++t) numbers[t] = static_cast<int32_t>(7 * t % kVocab);
   const Buffer ids = o.integers(numbers), chosen = o.integers(numbers);
