@@ -33,7 +33,7 @@ announce() { # announce WHAT [NOTE]
   started=$SECONDS
   printf '[%d/%d] %s%s\n' "$number" "$steps" "$current" "${2:+ ($2)}"
 }
-finished() { printf '      %s (%d s)\n' "${1:-done}" $((SECONDS - started)); }
+finished() { printf '      done (%d s)\n' $((SECONDS - started)); }
 
 # On a terminal, shows the latest line that a command has printed.
 last_line() {

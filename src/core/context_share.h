@@ -42,7 +42,7 @@ struct ContextShare {
 };
 
 // The place of each token in the document of cu_seqlens that it belongs to.
-inline const Tensor& places_T(const Sequences& sequences) {
+inline const Tensor& local_positions(const Sequences& sequences) {
   return sequences.context ? sequences.context->cut_positions_T : sequences.positions_T;
 }
 

@@ -198,7 +198,8 @@ TEST_F(Fp8, KernelsFindTheLargestOfWhatTheyWrite) {
     const OnGpu wide(gpu(), test::random_bf16("wide", {tokens, 2 * width}), kBF16, gap);
     const OnGpu dwide(gpu(), kBF16, {tokens, 2 * width}), y(gpu(), kBF16, {tokens, width}, gap);
     const OnGpu found(gpu(), kF32, {1}), expected(gpu(), kF32, {1});
-    const auto expect_largest_of = [&](const OnGpu& written, const char* op) {
+    const auto expect_largest_of = [&, tokens = tokens, width = width](const OnGpu& written,
+                                                                       const char* op) {
       ops::run(gpu(), ops::Amax{.amax_1 = expected, .x_RC = written});
       EXPECT_EQ(found.values(), expected.values()) << op << " " << tokens << " x " << width;
     };

@@ -34,7 +34,7 @@ template <typename Problem, typename Op>
 Problem attention_problem(const Op& op) {
   auto p = queries_and_keys<Problem>(op);
   p.cu_seqlens = op.sequences.cu_seqlens;
-  p.positions = places_T(op.sequences);
+  p.positions = local_positions(op.sequences);
   p.sequences = static_cast<int>(op.sequences.count);
   if constexpr (requires { op.o_THd; }) p.o = head_rows(op.o_THd);
   if constexpr (requires { op.do_THd; }) {
