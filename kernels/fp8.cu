@@ -83,17 +83,6 @@ __device__ void store_four(uint8_t* row, int64_t col, int64_t cols, const uint8_
   }
 }
 
-// What lies beyond the row is 0.
-template <typename X>
-__device__ Pack<float, kFour> load_four(const X* row, int64_t col, int64_t cols, bool vectors) {
-  if (vectors && col + kFour <= cols) return load_floats<kFour>(row + col);
-  Pack<float, kFour> x{};
-  for (int i = 0; i < kFour; ++i) {
-    if (col + i < cols) x[i] = to_float(row[col + i]);
-  }
-  return x;
-}
-
 template <typename X, __nv_fp8_interpretation_t kFormat>
 __global__ void __launch_bounds__(kCastThreads)
     cast_kernel(Matrix<uint8_t> y, Matrix<uint8_t> y_t, float* inverse_scale, Matrix<const X> x,
@@ -107,24 +96,23 @@ __global__ void __launch_bounds__(kCastThreads)
   const int64_t first_col = int64_t{blockIdx.x} * kTile;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *inverse_scale = __fdiv_rn(1, scale);
   constexpr int kAcross = kTile / kFour;
-  constexpr int kDown = kCastThreads / kAcross;  // rows at a time
   const int across = static_cast<int>(threadIdx.x) % kAcross * kFour;
-  const int first_down = static_cast<int>(threadIdx.x) / kAcross;
-  const int64_t col = first_col + across;
-  Pack<float, kFour> values[kTile / kDown];  // all are on their way before the first is used
+  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
+       down += kCastThreads / kAcross) {
+    const int64_t row = first_row + down, col = first_col + across;
+    uint8_t four[kFour] = {};
+    if (row < rows && col < cols) {
+      Pack<float, kFour> values{};
+      if (x_vectors && col + kFour <= cols) {
+        values = load_floats<kFour>(x.row(row) + col);
+      } else {
+        for (int i = 0; i < kFour; ++i) {
+          if (col + i < cols) values[i] = to_float(x.row(row)[col + i]);
+        }
+      }
 #pragma unroll
-  for (int n = 0; n < kTile / kDown; ++n) {
-    const int64_t row = first_row + first_down + n * kDown;
-    values[n] = row < rows ? load_four(x.row(row), col, cols, x_vectors) : Pack<float, kFour>{};
-  }
-#pragma unroll
-  for (int n = 0; n < kTile / kDown; ++n) {
-    const int down = first_down + n * kDown;
-    uint8_t four[kFour];
-#pragma unroll
-    for (int i = 0; i < kFour; ++i) four[i] = to_fp8<kFormat>(values[n][i] * scale);
-    if (y && first_row + down < rows) {
-      store_four(y.row(first_row + down), col, cols, four, y_vectors);
+      for (int i = 0; i < kFour; ++i) four[i] = to_fp8<kFormat>(values[i] * scale);
+      if (y) store_four(y.row(row), col, cols, four, y_vectors);
     }
     *reinterpret_cast<uchar4*>(&tile[down][across]) = {four[0], four[1], four[2], four[3]};
   }

@@ -59,48 +59,38 @@ struct Update {
   }
 };
 
-// The parts of a sum that have any of its terms.
-__host__ __device__ int64_t parts_of(int64_t packs) {
-  const int64_t all = (packs + kThreads - 1) / kThreads;
-  return all < kSumParts ? all : kSumParts;
-}
-
-// Sums of squares in fixed parts, whose order depends on n alone. Blocks are [parts, batch].
+// Sums of squares in fixed parts, whose order depends on n alone.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) square_kernel(const Normalize p) {
   const int64_t packs = p.n / kWidth;
-  const bf16* vector = p.x + blockIdx.y * p.n;
   double sum[1] = {};
   for (int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x; pack < packs;
        pack += kSumParts * kThreads) {
-    const auto x = load_floats<kWidth>(vector + pack * kWidth);
+    const auto x = load_floats<kWidth>(p.x + pack * kWidth);
     float squares = 0;  // of a few elements, before the slower sum in double
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) squares += x[i] * x[i];
     sum[0] += squares;
   }
   group_sum<kThreads>(sum);
-  if (threadIdx.x == 0) p.scratch[blockIdx.y * kSumParts + blockIdx.x] = sum[0];
+  if (threadIdx.x == 0) p.scratch[blockIdx.x] = sum[0];
 }
 
-// Every block adds the parts of its vector up by itself, in the same order.
+// Every block adds the parts up by itself, in the same order.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads) normalize_kernel(const Normalize p) {
-  const int64_t packs = p.n / kWidth;
-  const int64_t parts = parts_of(packs);
-  const double* squares = p.scratch + blockIdx.y * kSumParts;
   double sum[1] = {};
-  for (int64_t i = threadIdx.x; i < parts; i += kThreads) sum[0] += squares[i];
+  for (int64_t i = threadIdx.x; i < kSumParts; i += kThreads) sum[0] += p.scratch[i];
   group_sum<kThreads>(sum);
   const float factor =
       sum[0] > 0.0 ? static_cast<float>(1.0 / (double{p.margin} * sqrt(sum[0]))) : 0.0f;
-  const int64_t first = blockIdx.y * p.n;
+  const int64_t packs = p.n / kWidth;
   for (int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x; pack < packs;
        pack += int64_t{gridDim.x} * kThreads) {
-    auto x = load_floats<kWidth>(p.x + first + pack * kWidth);
+    auto x = load_floats<kWidth>(p.x + pack * kWidth);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) x[i] *= factor;
-    store_floats(p.y + first + pack * kWidth, x);
+    store_floats(p.y + pack * kWidth, x);
   }
 }
 
@@ -118,16 +108,14 @@ void launch(cudaStream_t stream, const MuonUpdate& p) {
 
 void launch(cudaStream_t stream, const Normalize& p) {
   constexpr int kVector = 8;
-  if (p.n == 0 || p.batch == 0) return;
+  if (p.n == 0) return;
   with_width<kVector>(vectors_fit<kVector>(p.x, p.y) && p.n % kVector == 0, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
-    const auto vectors = static_cast<unsigned>(p.batch);
-    const dim3 parts(static_cast<unsigned>(parts_of(p.n / kPackWidth)), vectors);
-    square_kernel<kPackWidth><<<parts, kThreads, 0, stream>>>(p);
+    square_kernel<kPackWidth><<<kSumParts, kThreads, 0, stream>>>(p);
     check_launch("normalize");
     constexpr int64_t kPacks = 4;  // of a thread, beside which the sum of the parts is little
-    const dim3 all(static_cast<unsigned>(blocks(p.n, kPackWidth * kThreads * kPacks)), vectors);
-    normalize_kernel<kPackWidth><<<all, kThreads, 0, stream>>>(p);
+    normalize_kernel<kPackWidth>
+        <<<blocks(p.n, kPackWidth * kThreads * kPacks), kThreads, 0, stream>>>(p);
     check_launch("normalize");
   });
 }

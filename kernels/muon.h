@@ -17,14 +17,13 @@ struct MuonMomentum {
 };
 void launch(cudaStream_t stream, const MuonMomentum& p);
 
-// y = x / (margin |x|) for the norm |x| of n elements, and 0 where that is 0; for each of `batch`
-// vectors, one after the other.
+// y = x / (margin |x|) for the norm |x| of all n elements, and 0 where that is 0.
 struct Normalize {
   bf16* y;
   const bf16* x;
-  int64_t n, batch;
+  int64_t n;
   float margin;
-  double* scratch = nullptr;  // [batch, kSumParts]
+  double* scratch = nullptr;  // [kSumParts]
 };
 void launch(cudaStream_t stream, const Normalize& p);
 

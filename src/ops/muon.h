@@ -32,25 +32,17 @@ struct MuonMomentum {
   }
 };
 
-// y = x / (margin * the Frobenius norm of x), in the compute type; 0 if x is 0. For each of `batch`
-// equal parts of x by itself.
+// y = x / (margin * the Frobenius norm of x), in the compute type; 0 if x is 0.
 struct Normalize {
   static constexpr std::string_view kName = "normalize";
-  static constexpr int64_t kLargestBatch = 65535;  // blocks in the second dimension of a grid
   Tensor y_N, x_N;
   float margin;
-  int64_t batch = 1;
   void check() const {
     Check(kName).flat("y_N", y_N, x_N.numel(), x_N.dtype);
     Check(kName).flat("x_N", x_N, x_N.numel(), x_N.dtype);
-    require(batch > 0 && batch <= kLargestBatch && x_N.numel() % batch == 0,
-            "{}: {} is no batch of {} equal parts", kName, x_N.describe(), batch);
   }
-  Buffer scratch(const Stream& s) const {
-    if (!on_cuda(s)) return {};
-    return s.scratch("partial sums", DType::kF64, {batch * kernels::kSumParts});
-  }
-  kernels::Normalize kernel() const { return {y_N, x_N, x_N.numel() / batch, batch, margin}; }
+  Buffer scratch(const Stream& s) const { return reduction_partials(s); }
+  kernels::Normalize kernel() const { return {y_N, x_N, x_N.numel(), margin}; }
 };
 
 // Replaces x, of singular values s and the singular vectors U and V, by about U V^T: the
@@ -58,8 +50,7 @@ struct Normalize {
 // and a margin of 2% for rounding) bring every s that is not tiny near 1. With X = x / (1.02 |x|)
 // and A = X X^T, or X^T X where that is smaller, each step is
 //   X = a X + (b A + c A A) X     with its own a, b and c.
-// Products are of the compute type, with sums in f32. x may be a batch of matrices of equal size,
-// one under the other; each has the bits that it has by itself.
+// Products are of the compute type, with sums in f32.
 struct Orthogonalize {
   static constexpr std::string_view kName = "orthogonalize";
   static constexpr int kSteps = 5;
@@ -75,7 +66,6 @@ struct Orthogonalize {
     Buffer partials, workspace;
   };
   Tensor x_NK;
-  int64_t batch = 1;  // matrices, of N / batch rows each
   // Multiplications and additions for a matrix of these sizes, times two.
   static double flops(int64_t rows, int64_t cols) {
     const auto most = static_cast<double>(std::max(rows, cols));
@@ -85,22 +75,12 @@ struct Orthogonalize {
   void check() const {
     Check(kName).matrix("x_NK", x_NK);
     require(x_NK.contiguous(), "{}: {} has gaps between its rows", kName, x_NK.describe());
-    normalize(x_NK).check();
-    require(x_NK.rows() % batch == 0, "{}: {} is no batch of {} matrices", kName, x_NK.describe(),
-            batch);
-  }
-  // Of the whole batch, into `y_NK`.
-  Normalize normalize(const Tensor& y_NK) const {
-    return {.y_N = y_NK.reshaped({y_NK.numel()}),
-            .x_N = x_NK.reshaped({x_NK.numel()}),
-            .margin = kMargin,
-            .batch = batch};
   }
   Scratch scratch(const Stream& s) const {
-    const int64_t least = std::min(x_NK.rows() / batch, x_NK.cols());
+    const int64_t least = std::min(x_NK.rows(), x_NK.cols());
     return {s.scratch("matrix", x_NK.dtype, {x_NK.rows(), x_NK.cols()}),
-            s.scratch("gram", x_NK.dtype, {batch * least, least}),
-            s.scratch("polynomial", x_NK.dtype, {batch * least, least}), normalize(x_NK).scratch(s),
+            s.scratch("gram", x_NK.dtype, {least, least}),
+            s.scratch("polynomial", x_NK.dtype, {least, least}), reduction_partials(s),
             linear_workspace(s)};
   }
 };

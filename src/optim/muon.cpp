@@ -78,8 +78,11 @@ class Muon : public Optimizer {
   }
 
   void transform(Stream& s, const TensorSpec& spec, Tensor x_NK) const override {
-    const int64_t parameters = x_NK.rows() / spec.stored()[0];
-    ops::run(s, ops::Orthogonalize{.x_NK = x_NK, .batch = parameters * matrices(spec)});
+    const int64_t count = matrices(spec);
+    const int64_t rows = x_NK.rows() / count;
+    for (int64_t i = 0; i < count; ++i) {
+      ops::run(s, ops::Orthogonalize{.x_NK = x_NK.row_range(i * rows, rows)});
+    }
   }
 
   void apply(Stream& s, const UpdateInputs& in, std::span<const MatrixView> parts) const override {

@@ -86,10 +86,8 @@ class Optimizer {
   virtual void update(Stream& s, const UpdateInputs& in, std::span<const FlatView> views) const = 0;
 
   virtual void direct(Stream& s, const UpdateInputs& in, std::span<const MatrixView> parts) const;
-  // Replaces x, in the compute type: matrices as they are stored, one under the other, of one or
-  // more parameters that differ in their names alone; `spec` is that of the first. x may hold
-  // anything where the step is not applied. The bits of a matrix must not depend on how many there
-  // are, which differs from rank to rank.
+  // Replaces x [rows, cols], as stored and in the compute type, which may hold anything where the
+  // step is not applied.
   virtual void transform(Stream& s, const TensorSpec& spec, Tensor x_NK) const;
   virtual void apply(Stream& s, const UpdateInputs& in, std::span<const MatrixView> parts) const;
 };

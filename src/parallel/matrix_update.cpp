@@ -11,11 +11,6 @@ namespace sbtrain {
 namespace {
 
 constexpr int64_t kPieceAlignment = 64;  // elements
-// Elements up to which matrices are transformed together: 32 MiB in bf16. The products of larger
-// ones fill a GPU.
-constexpr int64_t kBatchElements = int64_t{1} << 24;
-// Elements of an owner up to which a group takes in more units: 32 MiB in bf16.
-constexpr int64_t kGroupElements = int64_t{1} << 24;
 
 struct Matrix {
   int unit = 0;
@@ -106,18 +101,10 @@ double choose_owners(std::vector<Matrix>& matrices, const ParamRegistry& registr
   return *std::ranges::max_element(work);
 }
 
-// What of two matrices is equal if they differ in their names alone.
-auto kind_of(const TensorSpec& spec) {
-  return std::tie(spec.stored(), spec.shape, spec.role, spec.heads, spec.groups);
-}
-
 MatrixGroup make_group(int begin, int end, std::vector<Matrix>& matrices,
                        const ParamRegistry& registry, const MatrixRanks& ranks) {
   MatrixGroup group{.begin = begin, .end = end};
   group.flops = choose_owners(matrices, registry, ranks);
-  std::ranges::stable_sort(matrices, [](const Matrix& a, const Matrix& b) {
-    return kind_of(a.tensor->spec) < kind_of(b.tensor->spec);
-  });
   Parts parts;
   for (const Matrix& matrix : matrices) {
     OwnedMatrix owned{.tensor = matrix.tensor};
@@ -141,24 +128,7 @@ MatrixGroup make_group(int begin, int end, std::vector<Matrix>& matrices,
   return group;
 }
 
-// The elements as stored rows.
-Tensor as_matrices(const Tensor& x_N, const TensorSpec& spec) {
-  const int64_t cols = spec.stored()[1];
-  return x_N.reshaped({x_N.numel() / cols, cols});
-}
-
 }  // namespace
-
-size_t batch_size(std::span<const OwnedMatrix> matrices) {
-  const PlacedTensor& first = *matrices.front().tensor;
-  const auto most = static_cast<size_t>(std::max<int64_t>(kBatchElements / first.stored, 1));
-  size_t count = 1;
-  while (count < std::min(most, matrices.size()) &&
-         kind_of(matrices[count].tensor->spec) == kind_of(first.spec)) {
-    ++count;
-  }
-  return count;
-}
 
 MatrixRanks ranks_of(const Mesh& mesh) {
   return {.shards = mesh.size(MeshDimension::kShards),
@@ -172,23 +142,18 @@ std::vector<MatrixGroup> plan_matrices(const ParamRegistry& registry, const Opti
   const auto units = static_cast<int>(registry.units().size());
   std::vector<std::vector<Matrix>> of_unit(registry.units().size());
   int with_matrices = 0;
-  int64_t elements = 0;
   for (int u = 0; u < units; ++u) {
     for (const PlacedTensor& tensor : registry.unit(u).tensors) {
       if (!optimizer.takes_matrix(tensor.spec)) continue;
       of_unit[u].push_back(
           {.unit = u, .tensor = &tensor, .flops = optimizer.transform_flops(tensor.spec)});
-      elements += tensor.stored;
     }
     with_matrices += of_unit[u].empty() ? 0 : 1;
   }
   if (with_matrices == 0) return {};
+  // At least two groups, so that one travels beside the work on the other.
   const int world = ranks.shards * ranks.replicas;
-  const int64_t small = kGroupElements * world * with_matrices / elements;  // units
-  const auto most = static_cast<int>(std::clamp<int64_t>(small, world, with_matrices + world));
-  // Among several ranks at least two groups, so that one travels beside the work on the other.
-  const int least = world == 1 ? 1 : std::min(with_matrices, 2);
-  const int count = std::max((with_matrices + most - 1) / most, least);
+  const int count = std::max((with_matrices + world - 1) / world, std::min(with_matrices, 2));
   const int size = (with_matrices + count - 1) / count;
   std::vector<MatrixGroup> groups;
   std::vector<Matrix> matrices;
@@ -269,45 +234,32 @@ void MatrixUpdate::send(const MatrixGroup& group, const UpdateInputs& in,
   communication_->record(flight.sent);
 }
 
-// Where every matrix lies whole in what has not travelled. They lie one under the other, unless
-// padding is between them.
-void MatrixUpdate::transform_in_place(Flight& flight, std::span<const OwnedMatrix> batch) {
-  const TensorSpec& spec = batch.front().tensor->spec;
-  const int64_t stored = batch.front().tensor->stored;
-  const size_t count = stored % kPieceAlignment == 0 ? batch.size() : 1;
-  for (size_t i = 0; i < batch.size(); i += count) {
-    const Tensor x_N = flight.there.row_range(batch[i].sources.front().offset,
-                                              static_cast<int64_t>(count) * stored);
-    optimizer_.transform(compute_, spec, as_matrices(x_N, spec));
-  }
-}
-
-void MatrixUpdate::transform(Flight& flight, std::span<const OwnedMatrix> batch) {
-  const TensorSpec& spec = batch.front().tensor->spec;
+void MatrixUpdate::transform(Flight& flight, const OwnedMatrix& matrix) {
+  const TensorSpec& spec = matrix.tensor->spec;
   const int64_t part = flight.group->part;
-  const int64_t stored = batch.front().tensor->stored;
-  const auto count = static_cast<int64_t>(batch.size());
-  const Buffer x_N = compute_.allocate(MemoryClass::kOptimizer, "matrices",
-                                       compute_.memory().compute_dtype(), {count * stored});
+  const std::vector<int64_t>& shape = spec.stored();
+  if (!mesh_.sharded()) {
+    const OwnedMatrix::Source& source = matrix.sources.front();
+    const Tensor x = flight.there.row_range(source.offset, source.size);
+    return optimizer_.transform(compute_, spec, x.reshaped({shape[0], shape[1]}));
+  }
+  const Buffer x_N = compute_.allocate(MemoryClass::kOptimizer, "matrix",
+                                       compute_.memory().compute_dtype(), {matrix.tensor->stored});
   // This rank's own part is still where it was sent from.
   const auto piece = [&](const Tensor& from, const OwnedMatrix::Source& source) {
     return from.row_range(source.shard * part + source.offset, source.size);
   };
-  const auto place = [&](int64_t i, const OwnedMatrix::Source& source) {
-    return x_N.tensor().row_range(i * stored + source.begin, source.size);
+  const auto place = [&](const OwnedMatrix::Source& source) {
+    return x_N.tensor().row_range(source.begin, source.size);
   };
-  for (int64_t i = 0; i < count; ++i) {
-    for (const OwnedMatrix::Source& source : batch[i].sources) {
-      const bool mine = source.shard == ranks_.shard;
-      const Tensor from = piece(mine ? flight.there : flight.here, source);
-      ops::run(compute_, ops::Copy{.y = place(i, source), .x = from});
-    }
+  for (const OwnedMatrix::Source& source : matrix.sources) {
+    const bool mine = source.shard == ranks_.shard;
+    ops::run(compute_,
+             ops::Copy{.y = place(source), .x = piece(mine ? flight.there : flight.here, source)});
   }
-  optimizer_.transform(compute_, spec, as_matrices(x_N, spec));
-  for (int64_t i = 0; i < count; ++i) {
-    for (const OwnedMatrix::Source& source : batch[i].sources) {
-      ops::run(compute_, ops::Copy{.y = piece(flight.here, source), .x = place(i, source)});
-    }
+  optimizer_.transform(compute_, spec, x_N.tensor().reshaped({shape[0], shape[1]}));
+  for (const OwnedMatrix::Source& source : matrix.sources) {
+    ops::run(compute_, ops::Copy{.y = piece(flight.here, source), .x = place(source)});
   }
 }
 
@@ -317,15 +269,7 @@ void MatrixUpdate::transform() {
   Flight& flight = *next;
   flight.transformed = true;
   if (mesh_.sharded()) waits_.wait(flight.sent);
-  for (std::span<const OwnedMatrix> left = flight.group->owned; !left.empty();) {
-    const auto batch = left.first(batch_size(left));
-    if (mesh_.sharded()) {
-      transform(flight, batch);
-    } else {
-      transform_in_place(flight, batch);
-    }
-    left = left.subspan(batch.size());
-  }
+  for (const OwnedMatrix& matrix : flight.group->owned) transform(flight, matrix);
   if (communication_ == nullptr) return;
   start_communication();
   const int64_t part = flight.group->part;

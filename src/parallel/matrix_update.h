@@ -10,11 +10,8 @@
 // An all-to-all has parts of equal size, as long as the longest needs. The groups are as large as
 // the world, if there are so many units, because matrices of the same kind lie in the same place of
 // each unit: with as many of each kind as there are owners, every rank has about as much for each
-// owner. Small units form larger groups, because many small matrices are transformed in about the
-// time of one. Groups follow each other as a pipeline: while one travels, the elements of the next
-// are updated, and the matrices of the one before it are transformed.
-//
-// The matrices of an owner that differ in their names alone are transformed together.
+// owner. Groups follow each other as a pipeline: while one travels, the elements of the next are
+// updated, and the matrices of the one before it are transformed.
 #pragma once
 
 #include <cstdint>
@@ -53,18 +50,15 @@ struct OwnedMatrix {
     int64_t size = 0;
   };
   const PlacedTensor* tensor = nullptr;
-  std::vector<Source> sources{};
+  std::vector<Source> sources;
 };
-
-// How many of the first matrices, at least one, are transformed together.
-size_t batch_size(std::span<const OwnedMatrix> matrices);
 
 struct MatrixGroup {
   int begin = 0, end = 0;  // units
   int64_t part = 0;        // elements that travel between two ranks, padding included
   double flops = 0;        // of the owner that has the most to do, for which all others wait
-  std::vector<MatrixPiece> pieces{};
-  std::vector<OwnedMatrix> owned{};  // those that are alike follow each other
+  std::vector<MatrixPiece> pieces;
+  std::vector<OwnedMatrix> owned;
 };
 
 MatrixRanks ranks_of(const Mesh& mesh);
@@ -111,8 +105,7 @@ class MatrixUpdate {
   };
   Arrays allocate(int64_t part);
   void start_communication();
-  void transform(Flight& flight, std::span<const OwnedMatrix> batch);
-  void transform_in_place(Flight& flight, std::span<const OwnedMatrix> batch);
+  void transform(Flight& flight, const OwnedMatrix& matrix);
 
   const Optimizer& optimizer_;
   const Mesh& mesh_;

@@ -139,26 +139,6 @@ TEST_F(Muon, OrthogonalizesLikeTheCpu) {
   }
 }
 
-// A rank's batches depend on how many ranks there are, and the bits must not.
-TEST_F(Muon, ABatchHasTheBitsOfEachMatrix) {
-  constexpr int64_t kBatch = 7;
-  for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
-           {8, 24}, {64, 384}, {384, 384}, {320, 128}, {1024, 384}, {1536, 1536}}) {
-    const Owned x = test::random_bf16("x", {kBatch * rows, cols});
-    std::vector<std::vector<uint8_t>> results;
-    for (const int64_t together : {kBatch, int64_t{1}, int64_t{3}}) {
-      const OnGpu x_gpu(gpu(), x, kBF16);
-      for (int64_t i = 0; i < kBatch; i += together) {
-        const int64_t count = std::min(together, kBatch - i);
-        ops::run(gpu(), ops::Orthogonalize{.x_NK = x_gpu.tensor().row_range(i * rows, count * rows),
-                                           .batch = count});
-      }
-      results.push_back(x_gpu.raw());
-      EXPECT_TRUE(results.back() == results.front()) << rows << " x " << cols << ": " << together;
-    }
-  }
-}
-
 TEST_F(Muon, ZerosStayZeros) {
   Owned x = test::random_bf16("x", {96, 128});
   for (int64_t i = 90; i < 96; ++i) {

@@ -21,8 +21,7 @@ namespace sbtrain::ops::cuda {
   F(MatmulPreferenceDestroy)           \
   F(MatmulPreferenceSetAttribute)      \
   F(MatrixLayoutCreate)                \
-  F(MatrixLayoutDestroy)               \
-  F(MatrixLayoutSetAttribute)
+  F(MatrixLayoutDestroy)
 
 // cublas_lt().Create is cublasLtCreate, and so on.
 struct CublasLt {

@@ -8,7 +8,6 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <tuple>
 #include <vector>
 
 #include "core/error.h"
@@ -112,12 +111,11 @@ const Tensor& added(const Gemm& g) {
 // first.
 GemmShape shape_of(const Gemm& g) {
   const Tensor& c = added(g);
-  const int64_t batch = std::max<int64_t>(g.batch, 1);
   return {.transpose_a = g.transpose_b,
           .transpose_b = g.transpose_a,
           .m = g.y.cols(),
-          .n = g.y.rows() / batch,
-          .k = g.transpose_a ? g.a.rows() / batch : g.a.cols(),
+          .n = g.y.rows(),
+          .k = g.transpose_a ? g.a.rows() : g.a.cols(),
           .lda = g.b.row_stride,
           .ldb = g.a.row_stride,
           .ldc = c.row_stride,
@@ -128,8 +126,7 @@ GemmShape shape_of(const Gemm& g) {
               std::min({alignment_of(g.a), alignment_of(g.b), alignment_of(c), alignment_of(g.y)}),
           .a = g.b.dtype,
           .b = g.a.dtype,
-          .fast_accumulation = g.fast_accumulation,
-          .batched = g.batch > 0};
+          .fast_accumulation = g.fast_accumulation};
 }
 
 // Times work on a stream, in ms.
@@ -221,32 +218,6 @@ struct GemmTuner::Plan {
     for (cublasLtMatrixLayout_t l : {a, b, c, d}) cublas_lt().MatrixLayoutDestroy(l);
     cublas_lt().MatmulDescDestroy(operation);
   }
-  // How many products the next calls are.
-  void set_batch(int64_t batch) {
-    if (batch == products) return;
-    const auto count = static_cast<int32_t>(batch);
-    const auto set_layout = [&](cublasLtMatrixLayout_t of, int64_t columns, int64_t ld) {
-      const int64_t stride = columns * ld;  // rows of our matrices
-      for (const auto& [attribute, value, bytes] :
-           {std::tuple<cublasLtMatrixLayoutAttribute_t, const void*, size_t>(
-                CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count),
-            {CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride}}) {
-        SBTRAIN_CUBLAS_CHECK(cublas_lt().MatrixLayoutSetAttribute(of, attribute, value, bytes));
-      }
-    };
-    set_layout(a, shape.transpose_a ? shape.m : shape.k, shape.lda);
-    set_layout(b, shape.transpose_b ? shape.k : shape.n, shape.ldb);
-    set_layout(c, shape.n, shape.ldc);
-    set_layout(d, shape.n, shape.ldd);
-    products = batch;
-  }
-  // Whether an algorithm that was chosen for another number of products can do these.
-  bool can_run(cublasLtHandle_t blas, const cublasLtMatmulAlgo_t& with, size_t workspace) const {
-    cublasLtMatmulHeuristicResult_t checked{};
-    return cublas_lt().MatmulAlgoCheck(blas, operation, a, b, c, d, &with, &checked) ==
-               CUBLAS_STATUS_SUCCESS &&
-           checked.workspaceSize <= workspace;
-  }
   cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
                      const Tensor& workspace, const cublasLtMatmulAlgo_t& with) const {
     return cublas_lt().Matmul(blas, operation, &g.alpha, g.b.data, a, g.a.data, b, &g.beta,
@@ -259,8 +230,7 @@ struct GemmTuner::Plan {
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr, d = nullptr;
   std::vector<cublasLtMatmulAlgo_t> candidates;  // cuBLASLt's suggestions, best first
   cublasLtMatmulAlgo_t algorithm{};
-  bool chosen = false;   // by timing, or read from a file
-  int64_t products = 1;  // of a batch
+  bool chosen = false;  // by timing, or read from a file
 };
 
 GemmTuner::GemmTuner() = default;
@@ -271,10 +241,9 @@ std::string GemmTuner::key(const GemmShape& s) const {
   const std::string types = is_fp8(s.a) ? fmt::format(" {},{}{}", dtype_name(s.a), dtype_name(s.b),
                                                       s.fast_accumulation ? ",fast" : "")
                                         : "";
-  return fmt::format("{} {}{}{}{} {}x{}x{} {},{},{},{} {}{}{}", device_, s.transpose_a ? 'T' : 'N',
+  return fmt::format("{} {}{}{}{} {}x{}x{} {},{},{},{} {}{}", device_, s.transpose_a ? 'T' : 'N',
                      s.transpose_b ? 'T' : 'N', s.f32_output ? 'f' : 'b', s.adds ? '+' : '=', s.m,
-                     s.n, s.k, s.lda, s.ldb, s.ldc, s.ldd, s.alignment, types,
-                     s.batched ? " batched" : "");
+                     s.n, s.k, s.lda, s.ldb, s.ldc, s.ldd, s.alignment, types);
 }
 
 void GemmTuner::open(const std::string& device) {
@@ -311,7 +280,6 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   std::unique_ptr<Plan>& plan = plans_[shape];
   if (plan) return *plan;
   auto made = std::make_unique<Plan>(shape);
-  if (shape.batched) made->set_batch(2);  // not all algorithms can do more than one
   cublasLtMatmulPreference_t preference = nullptr;
   SBTRAIN_CUBLAS_CHECK(cublas_lt().MatmulPreferenceCreate(&preference));
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
@@ -325,10 +293,9 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment);
   set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment);
   // Split-K may add up in a workspace, where the order is fixed, but not in place, where the order
-  // is that of arrival. A batch has none: its workspace would grow with the batch.
-  const uint32_t reductions = shape.batched ? CUBLASLT_REDUCTION_SCHEME_NONE
-                                            : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE |
-                                                  CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+  // is that of arrival.
+  const uint32_t reductions =
+      CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   std::vector<cublasLtMatmulHeuristicResult_t> results(kShortCandidates);
   int found = 0;
@@ -345,9 +312,13 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
   require(!made->candidates.empty(), "cuBLASLt has no usable algorithm for {}", key(shape));
   made->algorithm = made->candidates.front();
   if (const auto it = choices_.find(key(shape)); it != choices_.end()) {
+    cublasLtMatmulHeuristicResult_t checked{};
     cublasLtMatmulAlgo_t algorithm{};
     made->chosen =
-        from_hex(it->second, algorithm) && made->can_run(blas, algorithm, workspace_bytes);
+        from_hex(it->second, algorithm) &&
+        cublas_lt().MatmulAlgoCheck(blas, made->operation, made->a, made->b, made->c, made->d,
+                                    &algorithm, &checked) == CUBLAS_STATUS_SUCCESS &&
+        checked.workspaceSize <= workspace_bytes;
     if (made->chosen) made->algorithm = algorithm;
   }
   plan = std::move(made);
@@ -388,30 +359,8 @@ void GemmTuner::run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
   if (g.y.numel() == 0) return;
   Plan& p = plan(blas, shape_of(g), workspace.bytes());
   p.set_scales(g);
-  p.set_batch(std::max<int64_t>(g.batch, 1));
   if (search && !p.chosen) time_candidates(blas, stream, p, g, workspace);
-  if (g.batch > 1 && !p.can_run(blas, p.algorithm, workspace.bytes())) {
-    return run_singly(blas, stream, p, g, workspace);
-  }
   SBTRAIN_CUBLAS_CHECK(p.run(blas, stream, g, workspace, p.algorithm));
-}
-
-// The same algorithm for each product by itself, which has the same bits.
-void GemmTuner::run_singly(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan, const Gemm& g,
-                           const Tensor& workspace) {
-  plan.set_batch(1);
-  for (int64_t i = 0; i < g.batch; ++i) {
-    const auto one = [&](const Tensor& x) {
-      const int64_t rows = x.rows() / g.batch;
-      return x.row_range(i * rows, rows);
-    };
-    Gemm single = g;
-    single.y = one(g.y);
-    single.a = one(g.a);
-    single.b = one(g.b);
-    single.c = one(added(g));
-    SBTRAIN_CUBLAS_CHECK(plan.run(blas, stream, single, workspace, plan.algorithm));
-  }
 }
 
 }  // namespace sbtrain::ops::cuda

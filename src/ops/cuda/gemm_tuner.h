@@ -24,9 +24,6 @@ struct Gemm {
   bool transpose_a = false, transpose_b = false;
   float alpha = 1, beta = 0;
   Tensor c{};  // y itself if undefined
-  // Above 0: y, a, b and c are so many matrices each, of equal size and one under the other, and
-  // every product has the bits that it has in a batch of any other number.
-  int64_t batch = 0;
   // Of fp8 alone, as ops/fp8.h has them.
   const float* a_inverse_scale = nullptr;
   const float* b_inverse_scale = nullptr;
@@ -43,7 +40,6 @@ struct GemmShape {
   int alignment = 16;       // of every pointer, bytes
   DType a = DType::kBF16, b = DType::kBF16;
   bool fast_accumulation = false;
-  bool batched = false;  // the sizes are those of one of a batch, however many they are
   auto operator<=>(const GemmShape&) const = default;  // NOLINT: takes it for a null pointer
 };
 
@@ -68,8 +64,6 @@ class GemmTuner {
   struct Plan;
   std::string key(const GemmShape& shape) const;
   Plan& plan(cublasLtHandle_t blas, const GemmShape& shape, size_t workspace_bytes);
-  static void run_singly(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan, const Gemm& g,
-                         const Tensor& workspace);
   void time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan, const Gemm& g,
                        const Tensor& workspace);
 

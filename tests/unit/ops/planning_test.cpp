@@ -264,7 +264,6 @@ void run_every_update(Ops& o) {
                           .nesterov = true});
   o.run(ops::Normalize{.y_N = direction, .x_N = direction, .margin = 1.02f});
   o.run(ops::Orthogonalize{.x_NK = direction.tensor().reshaped({kVocab, kWidth})});
-  o.run(ops::Orthogonalize{.x_NK = direction.tensor().reshaped({kVocab, kWidth}), .batch = kVocab});
   o.run(ops::MuonUpdate{
       .w_N = w, .y_N = direction, .stats = stats, .lr = 0.1f, .scale = 1, .decay = 0.1f});
   o.run(ops::AverageWeights{.a_N = m, .w_N = w, .stats = stats, .decay = 0.9f});

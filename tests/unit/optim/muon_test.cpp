@@ -99,35 +99,6 @@ TEST(Orthogonalize, BringsSingularValuesNearOne) {
   }
 }
 
-TEST(Orthogonalize, OfABatchHasTheBitsOfEachMatrix) {
-  CpuStream cpu;
-  constexpr int64_t kBatch = 3;
-  for (const auto& [rows, cols] :
-       std::vector<std::pair<int64_t, int64_t>>{{1, 9}, {17, 17}, {20, 70}, {70, 20}}) {
-    const Owned together = random_matrix(kBatch * rows, cols, "x");
-    const Owned alone = random_matrix(kBatch * rows, cols, "x");
-    for (int64_t j = 0; j < rows * cols; ++j) {  // of another size than the others
-      together.f32()[rows * cols + j] *= 1e4f;
-      alone.f32()[rows * cols + j] *= 1e4f;
-    }
-    ops::run(cpu, ops::Orthogonalize{.x_NK = together, .batch = kBatch});
-    for (int64_t i = 0; i < kBatch; ++i) {
-      ops::run(cpu, ops::Orthogonalize{.x_NK = alone.tensor().row_range(i * rows, rows)});
-    }
-    for (int64_t i = 0; i < kBatch * rows * cols; ++i) {
-      ASSERT_EQ(together.f32()[i], alone.f32()[i]) << rows << " x " << cols << ": " << i;
-    }
-  }
-}
-
-TEST(Orthogonalize, RefusesABatchOfUnequalParts) {
-  CpuStream cpu;
-  const Owned x = random_matrix(4, 6, "x");
-  for (const int64_t batch : {0, 3, 5, 8}) {
-    EXPECT_THROW(ops::run(cpu, ops::Orthogonalize{.x_NK = x, .batch = batch}), Error) << batch;
-  }
-}
-
 TEST(Orthogonalize, KeepsZeros) {
   CpuStream cpu;
   Owned x = random_matrix(12, 20, "z");
@@ -237,21 +208,6 @@ TEST_F(MuonStep, ASkippedStepChangesNothing) {
   step(*muon("whole"));
   EXPECT_EQ(std::vector<float>(w.f32(), w.f32() + kRows * kCols), w_before);
   EXPECT_EQ(std::vector<float>(m.f32(), m.f32() + kRows * kCols), m_before);
-}
-
-TEST_F(MuonStep, ParametersThatAreAlikeAreTransformedTogether) {
-  for (const char* qkv : {"whole", "group", "head"}) {
-    const auto optimizer = muon(qkv);
-    const Owned together = random_matrix(2 * kRows, kCols, "x");
-    const Owned alone = random_matrix(2 * kRows, kCols, "x");
-    optimizer->transform(cpu, spec, together);
-    for (int i = 0; i < 2; ++i) {
-      optimizer->transform(cpu, spec, alone.tensor().row_range(i * kRows, kRows));
-    }
-    for (int64_t i = 0; i < 2 * kRows * kCols; ++i) {
-      ASSERT_EQ(together.f32()[i], alone.f32()[i]) << qkv << ": " << i;
-    }
-  }
 }
 
 TEST_F(MuonStep, TakesTheMatricesOfLayersAlone) {

@@ -146,35 +146,6 @@ TEST(MatrixGroups, DealOutEveryElementEvenly) {
   }
 }
 
-// Small matrices of all layers, which take part in a few products instead of many.
-TEST(MatrixGroups, BatchWhatIsAlike) {
-  ModelConfig model = muon().model;
-  model.layers = 6;
-  const auto optimizer = make_optimizer(muon().train.optimizer);
-  for (const int world : {1, 2}) {
-    const Transformer transformer(model, Recompute::kNone, world);
-    const auto groups =
-        plan_matrices(transformer.registry(), *optimizer, {world, /*shard=*/0, 1, 0});
-    EXPECT_EQ(groups.size(), static_cast<size_t>(world));  // of several ranks, at least two
-    for (const MatrixGroup& group : groups) {
-      std::span<const OwnedMatrix> left = group.owned;
-      std::set<std::vector<int64_t>> shapes;
-      size_t batches = 0;
-      for (; !left.empty(); ++batches) {
-        const auto batch = left.first(batch_size(left));
-        for (const OwnedMatrix& matrix : batch) {
-          EXPECT_EQ(matrix.tensor->spec.shape, batch.front().tensor->spec.shape);
-          EXPECT_EQ(matrix.tensor->spec.heads, batch.front().tensor->spec.heads);
-        }
-        shapes.insert(batch.front().tensor->spec.shape);
-        left = left.subspan(batch.size());
-      }
-      // Queries and outputs have one shape, but other heads.
-      EXPECT_LE(batches, shapes.size() + 1);
-    }
-  }
-}
-
 TEST(MuonPlan, KeepsHalfTheStateOfMatrices) {
   const auto elements = [](const OptimizerResult& result, std::string_view kind) {
     size_t count = 0;
