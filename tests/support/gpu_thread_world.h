@@ -146,6 +146,7 @@ class GpuThreadRank : public Communicator {
     for (const Call& call : calls) {
       SBTRAIN_CUDA_CHECK(cudaStreamWaitEvent(s.queue(), call.done, 0));
     }
+    host_.barrier();  // a rank that ends destroys its events, which the others wait for until here
   }
 
   Tensor part(const Tensor& full, int rank) const {
