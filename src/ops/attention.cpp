@@ -3,6 +3,7 @@
 
 #include "kernels/attention/alibi_slopes.h"
 #include "kernels/scratch_sizes.h"
+#include "ops/attention_checks.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -10,14 +11,8 @@ namespace {
 // The checks that all passes over a pack share.
 template <typename Op>
 void check_pack(const Check& c, const Op& op) {
-  const int64_t tokens = op.q_THd.rows();
-  const int64_t d = c.heads("q_THd", op.q_THd, tokens, op.params.heads);
-  c.matrix("k_THd", op.k_THd, tokens, op.k_THd.cols(), op.q_THd.dtype);
-  const int64_t width = op.k_THd.cols();
-  c.that(width > 0 && width % d == 0 && op.q_THd.cols() % width == 0,
-         "the heads of keys divide those of the queries");
-  c.same("v_THd", op.v_THd, op.k_THd);
-  c.documents(op.sequences, tokens);
+  check_queries_and_keys(c, op);
+  c.documents(op.sequences, op.q_THd.rows());
   if constexpr (requires { op.o_THd; }) c.same("o_THd", op.o_THd, op.q_THd);
   if constexpr (requires { op.do_THd; }) {
     c.same("dq_THd", op.dq_THd, op.q_THd);

@@ -1,6 +1,7 @@
 // Checks of attention to the keys of other ranks.
 #include "ops/far_keys.h"
 
+#include "ops/attention_checks.h"
 #include "ops/far_softmax.h"
 
 namespace sbtrain::ops {
@@ -8,13 +9,8 @@ namespace {
 
 template <typename Op>
 void check_far(const Check& c, const Op& op) {
+  check_queries_and_keys(c, op);
   const int64_t tokens = op.q_THd.rows();
-  const int64_t d = c.heads("q_THd", op.q_THd, tokens, op.params.heads);
-  c.matrix("k_THd", op.k_THd, tokens, op.k_THd.cols(), op.q_THd.dtype);
-  const int64_t width = op.k_THd.cols();
-  c.that(width > 0 && width % d == 0 && op.q_THd.cols() % width == 0,
-         "the heads of keys divide those of the queries");
-  c.same("v_THd", op.v_THd, op.k_THd);
   c.that(
       op.far.queries >= 0 && op.far.queries <= tokens && op.far.keys >= 0 && op.far.keys <= tokens,
       "queries and keys are some of the tokens");
@@ -23,7 +19,7 @@ void check_far(const Check& c, const Op& op) {
   } else {
     c.same("do_THd", op.do_THd, op.q_THd);
     c.matrix("dq_THd", op.dq_THd, tokens, op.q_THd.cols(), DType::kF32);
-    c.matrix("dk_THd", op.dk_THd, tokens, width, DType::kF32);
+    c.matrix("dk_THd", op.dk_THd, tokens, op.k_THd.cols(), DType::kF32);
     c.same("dv_THd", op.dv_THd, op.dk_THd);
   }
 }

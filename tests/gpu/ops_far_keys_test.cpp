@@ -45,19 +45,25 @@ FarResults run_on_gpu(GpuStream& gpu, const FarAttention& x) {
   return {o.values(), log2_rem.values(), dq.values(), dk.values(), dv.values(), w.values()};
 }
 
+// What `run` computes of a case, beside the oracle, and that it repeats.
+template <typename Run>
+void check_case(GpuStream& gpu, const FarCase& c, const Run& run) {
+  FarAttention x(c);
+  for (Owned* t : {&x.q, &x.k, &x.v, &x.dout}) round_to_bf16(*t);
+  const auto seen = run(gpu, x);
+  x.check(seen, 4e-3, 8e-3);
+  const auto again = run(gpu, x);
+  EXPECT_EQ(again.o, seen.o);
+  EXPECT_EQ(again.dq, seen.dq);
+  EXPECT_EQ(again.dk, seen.dk);
+  EXPECT_EQ(again.dv, seen.dv);
+}
+
 void check_far(GpuStream& gpu, const std::string& implementation, int64_t head_dim) {
   gpu.stream.set_implementation(implementation);
   for (const FarCase& c : far_cases(head_dim)) {
     SCOPED_TRACE(implementation + ", " + c.describe());
-    FarAttention x(c);
-    for (Owned* t : {&x.q, &x.k, &x.v, &x.dout}) round_to_bf16(*t);
-    const FarResults seen = run_on_gpu(gpu, x);
-    x.check(seen, 4e-3, 8e-3);
-    const FarResults again = run_on_gpu(gpu, x);
-    EXPECT_EQ(again.o, seen.o);
-    EXPECT_EQ(again.dq, seen.dq);
-    EXPECT_EQ(again.dk, seen.dk);
-    EXPECT_EQ(again.dv, seen.dv);
+    check_case(gpu, c, run_on_gpu);
   }
 }
 
@@ -113,15 +119,7 @@ void check_far_softmax(GpuStream& gpu, const std::string& implementation, int64_
     // There is no such gradient for Hopper.
     if (implementation == "hopper" && c.alibi && c.group > 1) continue;
     SCOPED_TRACE(implementation + ", " + c.describe());
-    FarAttention x(c);
-    for (Owned* t : {&x.q, &x.k, &x.v, &x.dout}) round_to_bf16(*t);
-    const FarSoftmaxResults seen = run_softmax_on_gpu(gpu, x);
-    x.check(seen, 4e-3, 8e-3);
-    const FarSoftmaxResults again = run_softmax_on_gpu(gpu, x);
-    EXPECT_EQ(again.o, seen.o);
-    EXPECT_EQ(again.dq, seen.dq);
-    EXPECT_EQ(again.dk, seen.dk);
-    EXPECT_EQ(again.dv, seen.dv);
+    check_case(gpu, c, run_softmax_on_gpu);
   }
 }
 
