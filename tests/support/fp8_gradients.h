@@ -41,7 +41,12 @@ inline void expect_errors_of_fp8(const Gradients& actual, const Gradients& emula
       reference_squares += reference[i] * reference[i];
     }
     EXPECT_LT(error, kFp8ErrorRatio * expected) << name;
-    EXPECT_GT(error, expected / kFp8ErrorRatio) << name;
+    // A run that multiplies in bf16 errs less. Biases do not show it: their gradients are sums over
+    // all tokens, in which errors cancel as they fall, and that of the keys' bias is nothing but
+    // errors where keys are not rotated, since softmax does not see what all keys have in common.
+    if (!name.ends_with(".bias")) {
+      EXPECT_GT(error, expected / kFp8ErrorRatio) << name;
+    }
     EXPECT_LT(std::sqrt(squares / reference_squares), std::hypot(error, expected)) << name;
   }
 }
