@@ -24,6 +24,7 @@ out with a message. --device cpu runs the code on tiny shapes, as a check. Exit 
 """
 import argparse
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -375,11 +376,19 @@ def rows_of_child(arguments, name):
         say(f"{name}: {why}; what it had not timed yet is missing")
 
 
-def rows_of(name, arguments):
+def rows_of(name, arguments, failed):
+    """The rows of all parts. The names of parts that fail go into `failed`."""
     if name == "fla" and arguments.device == "cuda" and attention_of(name, arguments) is not None:
         warm_up(arguments)
     for part in arguments.parts:
-        yield from PARTS[part](name, arguments)
+        try:
+            yield from PARTS[part](name, arguments)
+        except Exception as error:  # the other parts are worth their time
+            say(f"{name}, {part}: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+            failed.append(part)
+        gc.collect()
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 def parse():
@@ -416,16 +425,18 @@ def parse():
 def main():
     arguments = parse()
     if arguments.compile_variant is not None:
-        return compile_variant(arguments.compile_variant, arguments)
-    rows = []
+        compile_variant(arguments.compile_variant, arguments)
+        return 0
+    rows, failed = [], []
     for name in arguments.names:
         alone = len(arguments.names) == 1
-        for row in rows_of(name, arguments) if alone else rows_of_child(arguments, name):
+        for row in rows_of(name, arguments, failed) if alone else rows_of_child(arguments, name):
             rows.append(row)
             print(json.dumps(row) if arguments.json else show(row), flush=True)
     if rows and not arguments.json:
         print("", *table(rows), sep="\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
