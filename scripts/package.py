@@ -40,10 +40,19 @@ import sys
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "sbtrain")
 
 
+def name():
+    """sbtrain, or the path of this command where PATH has no sbtrain or another: the program names commands to try."""
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        found = os.path.join(folder, "sbtrain")
+        if os.path.isfile(found) and os.access(found, os.X_OK):
+            return "sbtrain" if os.path.realpath(found) == os.path.realpath(sys.argv[0]) else sys.argv[0]
+    return sys.argv[0]
+
+
 def main():
     # What only Python does (Parquet, for one), this interpreter does.
     os.environ.setdefault("SBTRAIN_PYTHON", sys.executable)
-    os.execv(PROGRAM, ["sbtrain", *sys.argv[1:]])
+    os.execv(PROGRAM, [name(), *sys.argv[1:]])
 '''
 
 

@@ -50,7 +50,7 @@ build_program() {
   cmake -S . -B "$build" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DSBTRAIN_TESTS=OFF \
     -DSBTRAIN_CUDA=$cuda -DCMAKE_CUDA_ARCHITECTURES="80-virtual;90a-real" -DSBTRAIN_NATIVE=OFF \
     -DSBTRAIN_CPU=x86-64-v3 -DSBTRAIN_CCACHE= -DCMAKE_CXX_FLAGS="$map" -DCMAKE_CUDA_FLAGS="-Xcompiler=$map" >&2
-  cmake --build "$build" --parallel "$(nproc)" >&2
+  cmake --build "$build" --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}" >&2
 }
 
 # The wheel of the program, from what `cmake --install` installs.

@@ -2,6 +2,9 @@
 
 #include <cuda.h>
 
+#include <array>
+#include <atomic>
+
 #include "kernels/attention/hopper_shapes.h"
 #include "kernels/limits.h"
 
@@ -44,6 +47,25 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
+// The compute capability of a GPU of this machine. What the runtime says of one does not change, so
+// that it is asked at the first call only, which keeps the others short.
+int capability_of(int device) {
+  static std::array<std::atomic<int>, 64> known{};  // 0: not asked yet
+  const bool kept = device >= 0 && device < static_cast<int>(known.size());
+  if (kept) {
+    const int value = known[static_cast<size_t>(device)].load(std::memory_order_relaxed);
+    if (value != 0) return value;
+  }
+  require_driver();
+  int devices = 0;
+  kernels::check_cuda("cudaGetDeviceCount", cudaGetDeviceCount(&devices));
+  require_field(device >= 0 && device < devices, "device", device, "a GPU of this machine");
+  const int value = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
+                    attribute(cudaDevAttrComputeCapabilityMinor, device);
+  if (kept) known[static_cast<size_t>(device)].store(value, std::memory_order_relaxed);
+  return value;
+}
+
 }  // namespace
 
 // Drivers run programs of their own major version of CUDA and of older ones.
@@ -71,14 +93,7 @@ CurrentDevice::~CurrentDevice() {
 }
 
 Device device_of(int device, int planned) {
-  if (planned == 0) {
-    require_driver();
-    int devices = 0;
-    kernels::check_cuda("cudaGetDeviceCount", cudaGetDeviceCount(&devices));
-    require_field(device >= 0 && device < devices, "device", device, "a GPU of this machine");
-    planned = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device) +
-              attribute(cudaDevAttrComputeCapabilityMinor, device);
-  }
+  if (planned == 0) planned = capability_of(device);
   if (planned < 80) {
     unsupported("GPUs of compute capability " + std::to_string(planned / 10) + "." +
                 std::to_string(planned % 10) + "; the kernels need 8.0 or later");

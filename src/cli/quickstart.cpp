@@ -176,8 +176,11 @@ class Quickstart {
   }
 
   ExitCode fetch() {
-    announce("Fetching English text (documentation packages of the distribution, 45 MB)");
-    if (fs::exists(fs::path(kText) / "train")) return finished(kText);
+    const bool there = fs::exists(fs::path(kText) / "train");
+    announce(options_.small_text && !there
+                 ? "Taking the text that comes with sbtrain"
+                 : "Fetching English text (documentation packages of the distribution, 45 MB)");
+    if (there) return finished(kText);
     std::string why = "--small-text";
     if (!options_.small_text) {
       const std::string part = fmt::format("{}.part", kText);  // never half a text by its name
@@ -363,7 +366,12 @@ class Quickstart {
     const int error = ::posix_spawnp(&child, argv[0], &actions, nullptr, argv.data(), environ);
     ::posix_spawn_file_actions_destroy(&actions);
     if (error != 0) {
-      fmt::print("      cannot run {}: {}\n", words[0], std::strerror(error));
+      const std::string text = fmt::format("cannot run {}: {}\n", words[0], std::strerror(error));
+      if (log.empty()) {
+        fmt::print("      {}", text);
+      } else {
+        std::ofstream(path) << text;
+      }
       return 127;
     }
     return wait_for(child, log.empty() ? "" : path);
@@ -416,7 +424,7 @@ void add_quickstart(Command app, Action& action) {
       .type_name("FOLDER")
       .capture_default_str();
   command.add_flag("--small-text", options->small_text,
-                   "Take the text that comes with sbtrain, 0.4 MB, instead of fetching 25 MB");
+                   "Take the text that comes with sbtrain, 0.4 MB, instead of fetching 45 MB");
   command
       .add_option("--steps", options->steps,
                   "Steps of training; default: 1200, of the small text 500")

@@ -2,7 +2,7 @@
 """Times one training step of a configuration in PyTorch on a GPU.
 
     pytorch_gpu.py --config configs/1b_rope.yaml --batch 8 [--steps N] [--sdpa cudnn|flash]
-                   [--stickbreaking fla|FOLDER] [--no-compile] [--compile-mode MODE] [--bf16-parameters]
+                   [--stickbreaking sbtrain|fla|FOLDER] [--no-compile] [--compile-mode MODE] [--bf16-parameters]
 
 The counterpart of `sbtrain bench train`: the same shapes (read from the YAML, or, without PyYAML,
 from what `sbtrain config show --flat` prints, in a file *.flat), the same operations
@@ -11,7 +11,8 @@ AdamW), the same tokens per step, random tokens, one document per sequence. It i
 user of PyTorch would write: torch.compile, bf16 autocast over fp32 weights, a residual stream in
 bf16, fused AdamW, cuDNN's attention. Stick-breaking needs the published Triton kernels, the package
 `stickbreaking_attention`, installed or in FOLDER (default: $STICKBREAKING_ATTENTION), or with `fla` those of
-flash-linear-attention (packages `fla-core` and `einops`).
+flash-linear-attention (packages `fla-core` and `einops`). `sbtrain` takes the op of sbtrain-kernels instead, which is
+compiled with the model (docs/python.md; $SBTRAIN_ATTENTION_LIBRARY names the library where the wheel is not installed).
 
 Prints one line of JSON: the median and the quartiles of a step in seconds, tokens per second, and the
 peak memory. Exit status 77 means that PyTorch, a GPU or the package is missing. --device cpu runs
@@ -22,6 +23,7 @@ import contextlib
 import json
 import math
 import os
+import pathlib
 import sys
 import time
 
@@ -83,6 +85,27 @@ def fla_stickbreaking():
         return o.transpose(1, 2), remainder
 
     return kernel, ""
+
+
+def sbtrain_stickbreaking():
+    """The same by sbtrain's op. It skips no keys: the random weights of a new model use sticks up soon."""
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "python/sbtrain-kernels"))
+    try:
+        from sbtrain.torch import stickbreaking_attention as op
+    except ImportError as error:
+        return None, str(error)
+    return lambda q, k, v, inv_temp: op(q, k, v, scale=inv_temp, heads_first=True, skip_epsilon=0.0), ""
+
+
+def choose_stickbreaking(choice):
+    """attend(q, k, v, scale) by "sbtrain", "fla" or the package in a folder."""
+    choices = {"sbtrain": sbtrain_stickbreaking, "fla": fla_stickbreaking}
+    kernel, why = choices[choice]() if choice in choices else published_stickbreaking(choice)
+    if kernel is None:
+        fail_unavailable(f"the stick-breaking kernels ({why})")
+    if choice == "sbtrain":
+        return lambda q, k, v, scale: kernel(q, k, v, scale)[0]
+    return stickbreaking_attention(kernel)
 
 
 def sdpa_backend(name):
@@ -235,11 +258,7 @@ def measure(config, arguments):
     modules = [modules] if isinstance(modules, dict) else modules
     stickbreaking = None
     if any(options.get("type", "stickbreaking") != "softmax" for options in modules):
-        choice = arguments.stickbreaking
-        kernel, why = fla_stickbreaking() if choice == "fla" else published_stickbreaking(choice)
-        if kernel is None:
-            fail_unavailable(f"the Triton stick-breaking kernels ({why})")
-        stickbreaking = stickbreaking_attention(kernel)
+        stickbreaking = choose_stickbreaking(arguments.stickbreaking)
 
     torch.manual_seed(1)
     network = Llama(model, length, stickbreaking)
@@ -312,7 +331,8 @@ def main():
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--sdpa", default="cudnn", choices=["cudnn", "flash", "any"])
-    parser.add_argument("--stickbreaking", metavar="fla|FOLDER", default=os.environ.get("STICKBREAKING_ATTENTION", ""))
+    parser.add_argument("--stickbreaking", metavar="sbtrain|fla|FOLDER",
+                        default=os.environ.get("STICKBREAKING_ATTENTION", ""))  # fmt: skip
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--compile-mode", default="default", help="of torch.compile")
     parser.add_argument("--bf16-parameters", action="store_true",

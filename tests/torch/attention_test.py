@@ -373,6 +373,17 @@ class Memory(unittest.TestCase):
                 self.assertEqual((x.o.data, x.dq.data), (o.data_ptr(), None))
                 self.assertEqual((y.dq.data, y.dv.data), (dq.data_ptr(), dv.data_ptr()))
 
+    def test_what_it_costs_not_to_know_the_longest_document_is_said_where_it_costs(self):
+        x = kernels.StickBreaking(tokens=1000, sequences=7, cu_seqlens=256)
+        for per_token, max_seqlen, many in ((0, 0, False), (1, 1000, False), (1, 0, True)):
+            with mock.patch.object(
+                kernels, "workspace", lambda kind, y, backward: (256 << 20) + (y.max_seqlen << 20) * per_token
+            ), mock.patch.object(_cuda, "warn_once") as warn:
+                _cuda.say_cost(x, max_seqlen, (256 << 20) + (1000 << 20) * per_token)
+            self.assertEqual(warn.called, many)
+        self.assertIn("takes 1256 MiB of workspace, as if the 1000 tokens", warn.call_args[0][0])
+        self.assertIn("down to 399 MiB", warn.call_args[0][0])
+
 
 class Torch(unittest.TestCase):
     def test_opcheck(self):
