@@ -66,6 +66,10 @@ class TrainStep {
 
   ShardedParams& params() { return params_; }
 
+  // Of the host's memory, page-locked on a GPU, that a step takes beside that of its backend
+  // (train.offload).
+  size_t host_bytes() const { return offload_ ? offload_->bytes() : 0; }
+
   // Records the memory of a step and of a validation batch (Backend::kPlan only): every program
   // once.
   void plan();
@@ -126,6 +130,7 @@ class TrainStep {
   // Where ranks share sequences, the others, and this rank's part of the present micro-batch.
   std::optional<ContextRing> ring_;
   ContextShare context_;
+  std::optional<ActivationOffload> offload_;
   // Of a micro-batch, i32: one copy brings tokens, targets, positions and cu_seqlens, each from a
   // multiple of inputs_stride_ elements on.
   int64_t inputs_stride_;

@@ -561,6 +561,18 @@ TEST_F(SystemTest, RecomputingChangesNothing) {
   expect_equal_runs("a", "b");
 }
 
+// Where activations are is no part of a checkpoint: a run may be continued with or without.
+TEST_F(SystemTest, OffloadingChangesNothing) {
+  const std::vector<std::string> offload = {"--train.recompute=full",
+                                            "--train.offload=activations"};
+  ASSERT_EQ(run(training("whole")), 0) << output_;
+  ASSERT_EQ(run(training("offloaded", offload)), 0) << output_;
+  expect_equal_runs("whole", "offloaded");
+  EXPECT_EQ(run_and_signal("parts", 7, {SIGTERM}, offload), 85) << output_;
+  ASSERT_EQ(run(training("parts")), 0) << output_;
+  expect_equal_runs("whole", "parts");
+}
+
 TEST_F(SystemTest, SignalsSaveAndTheRunContinues) {
   ASSERT_EQ(run(training("whole")), 0) << output_;
   int step = 7;
