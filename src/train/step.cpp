@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/fp8.h"
 #include "data/batch_part.h"
+#include "model/inference/maps.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 #include "ops/stream_control.h"
@@ -302,6 +303,24 @@ ValidationSums TrainStep::evaluate(const PackedBatch& batch, int64_t bytes, bool
           .targets = sums[kTargets],
           .bytes = sums[kBytes],
           .stop = sums[kStop] > 0};
+}
+
+std::vector<KeysRead> TrainStep::count_keys(const Transformer& model, const BatchTensors& batch) {
+  const ProgramScope scope(stream_.memory(), "keys read");
+  std::vector<KeysRead> layers = sbtrain::keys_read(stream_, model, params_, batch);
+  params_.join();
+  params_.wait_times().drop();
+  return layers;
+}
+
+std::vector<KeysRead> TrainStep::keys_read(const Transformer& model, const PackedBatch& batch) {
+  require(!ring_, "keys are counted where every rank has whole sequences");
+  return count_keys(model, upload(batch));
+}
+
+void TrainStep::plan_keys_read(const Transformer& model) {
+  require(stream_.planning(), "plan_keys_read() needs Backend::kPlan");
+  count_keys(model, views(1));
 }
 
 }  // namespace sbtrain
