@@ -165,11 +165,13 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   TrainStep step(config, model, stream, mesh);
   step.plan();
   start.done("plan");
-  if (memory.backend() == Backend::kCpu) {
-    require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes(), "the run");
-  }
   const size_t host = step.host_bytes();
-  if (host > 0) require_shared_memory(*job.control, job.launch.node, host, "train.offload");
+  if (memory.backend() == Backend::kCpu) {
+    require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes() + host,
+                          "the run");
+  } else if (host > 0) {
+    require_shared_memory(*job.control, job.launch.node, host, "train.offload");
+  }
   log_info("memory of {}: {}{}", mesh.world().world() > 1 ? "each rank" : "the run",
            summarize_memory(plan.report(), library_memory(memory.backend(), mesh.world().world())),
            host > 0 ? fmt::format(", and {:.2f} GiB of the host", gibibytes(host)) : "");
