@@ -156,6 +156,17 @@ StepMemory plan_step_memory(const Config& config, Backend target) {
   return {.device = memory.report(), .host = step.host_bytes()};
 }
 
+// Whether a run on this machine would be refused because of the host's memory. Another machine may
+// be meant.
+std::string describe_lack(size_t host_bytes) {
+  const HostMemory host = host_memory();
+  if (host_bytes <= host.free) return "";
+  return fmt::format(
+      "does not fit      train.offload keeps more in the host's memory than the {:.2f} GiB that {} "
+      "has free here\n",
+      gibibytes(host.free), host.limit);
+}
+
 std::string describe_step_memory(const Config& config, Backend target) {
   const TrainConfig& train = config.train;
   const bool offloads = train.offload != Offload::kNone;
@@ -169,6 +180,7 @@ std::string describe_step_memory(const Config& config, Backend target) {
   if (offloads) {
     text += fmt::format("  {:<12} {:>9.2f} GiB, page-locked: the inputs of blocks\n", "of the host",
                         gibibytes(memory.host));
+    text += describe_lack(memory.host);
   }
   const double needed = gibibytes(memory.device.total_bytes() + libraries);
   const double available = config.machine.memory_gib - config.machine.reserve_gib;
