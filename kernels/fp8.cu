@@ -2,6 +2,7 @@
 
 #include "kernels/fp8.h"
 #include "kernels/pack.cuh"
+#include "kernels/tile_grid.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -85,16 +86,17 @@ __device__ void store_four(uint8_t* row, int64_t col, int64_t cols, const uint8_
 
 template <typename X, __nv_fp8_interpretation_t kFormat>
 __global__ void __launch_bounds__(kCastThreads)
-    cast_kernel(Matrix<uint8_t> y, Matrix<uint8_t> y_t, float* inverse_scale, Matrix<const X> x,
-                const float* amax, int64_t rows, int64_t cols, bool x_vectors, bool y_vectors,
-                bool y_t_vectors) {
+    cast_kernel(TileGrid grid, Matrix<uint8_t> y, Matrix<uint8_t> y_t, float* inverse_scale,
+                Matrix<const X> x, const float* amax, int64_t rows, int64_t cols, bool x_vectors,
+                bool y_vectors, bool y_t_vectors) {
   constexpr float kLargest = kFormat == __NV_E4M3 ? 448.0f : 57344.0f;
   // A row of 68 bytes is 17 banks: four rows of a column lie in four banks.
   __shared__ uint8_t tile[kTile][kTile + kFour];
   const float scale = scale_of(*amax, kLargest);
-  const int64_t first_row = int64_t{blockIdx.y} * kTile;
-  const int64_t first_col = int64_t{blockIdx.x} * kTile;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *inverse_scale = __fdiv_rn(1, scale);
+  const TilePlace place = grid.place(blockIdx.x);
+  const int64_t first_row = place.down * kTile;
+  const int64_t first_col = place.across * kTile;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *inverse_scale = __fdiv_rn(1, scale);
   constexpr int kAcross = kTile / kFour;
   const int across = static_cast<int>(threadIdx.x) % kAcross * kFour;
   for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
@@ -135,9 +137,9 @@ void cast_typed(cudaStream_t stream, const CastFp8& p) {
   const Matrix<const X> x{static_cast<const X*>(p.x.data), p.x.stride};
   const Matrix<uint8_t> y{static_cast<uint8_t*>(p.y.data), p.y.stride};
   const Matrix<uint8_t> y_t{static_cast<uint8_t*>(p.y_t.data), p.y_t.stride};
-  const dim3 grid(blocks(p.cols, kTile), blocks(p.rows, kTile));
-  cast_kernel<X, kFormat><<<grid, kCastThreads, 0, stream>>>(
-      y, y_t, p.inverse_scale, x, p.amax, p.rows, p.cols, vectors_fit<kFour>(x),
+  const TileGrid grid = TileGrid::of(p.rows, p.cols, kTile);
+  cast_kernel<X, kFormat><<<grid.blocks(), kCastThreads, 0, stream>>>(
+      grid, y, y_t, p.inverse_scale, x, p.amax, p.rows, p.cols, vectors_fit<kFour>(x),
       vectors_fit<kFour>(y), vectors_fit<kFour>(y_t));
   check_launch("cast_fp8");
 }
@@ -165,11 +167,12 @@ __global__ void scales_kernel(Fp8Scales p) {
 
 // A block transposes a tile as cast_kernel does.
 __global__ void __launch_bounds__(kCastThreads)
-    transpose_kernel(Matrix<uint8_t> y, Matrix<const uint8_t> x, int64_t rows, int64_t cols,
-                     bool x_vectors, bool y_vectors) {
+    transpose_kernel(TileGrid grid, Matrix<uint8_t> y, Matrix<const uint8_t> x, int64_t rows,
+                     int64_t cols, bool x_vectors, bool y_vectors) {
   __shared__ uint8_t tile[kTile][kTile + kFour];
-  const int64_t first_row = int64_t{blockIdx.y} * kTile;
-  const int64_t first_col = int64_t{blockIdx.x} * kTile;
+  const TilePlace place = grid.place(blockIdx.x);
+  const int64_t first_row = place.down * kTile;
+  const int64_t first_col = place.across * kTile;
   constexpr int kAcross = kTile / kFour;
   const int across = static_cast<int>(threadIdx.x) % kAcross * kFour;
   for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
@@ -210,9 +213,9 @@ void launch(cudaStream_t stream, const TransposeFp8& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const Matrix<const uint8_t> x{static_cast<const uint8_t*>(p.x.data), p.x.stride};
   const Matrix<uint8_t> y{static_cast<uint8_t*>(p.y.data), p.y.stride};
-  const dim3 grid(blocks(p.cols, kTile), blocks(p.rows, kTile));
-  transpose_kernel<<<grid, kCastThreads, 0, stream>>>(y, x, p.rows, p.cols, vectors_fit<kFour>(x),
-                                                      vectors_fit<kFour>(y));
+  const TileGrid grid = TileGrid::of(p.rows, p.cols, kTile);
+  transpose_kernel<<<grid.blocks(), kCastThreads, 0, stream>>>(
+      grid, y, x, p.rows, p.cols, vectors_fit<kFour>(x), vectors_fit<kFour>(y));
   check_launch("transpose_fp8");
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/attention/ragged.h"
 #include "kernels/launch.h"
+#include "kernels/tile_grid.h"
 
 namespace sbtrain::kernels {
 namespace {
@@ -17,10 +18,11 @@ __global__ void ragged_kernel(RaggedBatch ragged, int64_t* offsets, int32_t* len
   if (n < ragged.batch) lengths[n] = ragged.cu_seqlens[min(n + 1, ragged.sequences)] - begin;
 }
 
-__global__ void transpose_kernel(float* y, const float* x, int rows, int cols) {
+__global__ void transpose_kernel(TileGrid grid, float* y, const float* x, int rows, int cols) {
   __shared__ float tile[kTile][kTile + 1];
-  const int row = static_cast<int>(blockIdx.x) * kTile;
-  const int col = static_cast<int>(blockIdx.y) * kTile;
+  const TilePlace place = grid.place(blockIdx.x);
+  const int row = static_cast<int>(place.down) * kTile;
+  const int col = static_cast<int>(place.across) * kTile;
   const int lane = static_cast<int>(threadIdx.x);
   for (int i = static_cast<int>(threadIdx.y); i < kTile; i += kThreads / kTile) {
     if (row + i < rows && col + lane < cols) {
@@ -45,8 +47,9 @@ void ragged_batch(cudaStream_t stream, const RaggedBatch& ragged, int64_t* offse
 
 void transpose_f32(cudaStream_t stream, float* y, const float* x, int rows, int cols) {
   if (rows == 0 || cols == 0) return;
-  transpose_kernel<<<dim3(blocks(rows, kTile), blocks(cols, kTile)), dim3(kTile, kThreads / kTile),
-                     0, stream>>>(y, x, rows, cols);
+  const TileGrid grid = TileGrid::of(rows, cols, kTile);
+  transpose_kernel<<<grid.blocks(), dim3(kTile, kThreads / kTile), 0, stream>>>(grid, y, x, rows,
+                                                                                cols);
   check_launch("transpose_f32");
 }
 

@@ -318,9 +318,12 @@ class StickBreakingAttention : public Attention {
     const std::vector<int32_t> positions_T = download_integers(s, sequences.positions_T);
     const size_t tokens = positions_T.size();
     std::vector<KeysRead> heads(static_cast<size_t>(model_.heads));
-    for (size_t i = 0; i < stop_HT.size(); ++i) {
-      const int64_t visible = positions_T[i % tokens] + (params_.attend_current ? 1 : 0);
-      heads[i / tokens] += {.read = std::max<int64_t>(0, visible - stop_HT[i]), .visible = visible};
+    for (size_t h = 0; h < heads.size(); ++h) {
+      for (size_t t = 0; t < tokens; ++t) {
+        const int64_t visible = positions_T[t] + (params_.attend_current ? 1 : 0);
+        const int64_t read = std::max<int64_t>(0, visible - stop_HT[h * tokens + t]);
+        heads[h] += {.read = read, .visible = visible};
+      }
     }
     return heads;
   }

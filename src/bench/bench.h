@@ -39,9 +39,14 @@ struct BenchResult {
   double peak_flops = 0;         // per second, of the device; 0: unknown
   size_t memory_bytes = 0;       // planned, with what libraries are known to take
   size_t memory_used = 0;        // taken from the device, libraries included; 0 on the CPU
-  // Measured in separate steps, so that measuring the parts does not slow the timed steps. "idle"
-  // is the rest of step_seconds.
+  size_t host_bytes = 0;         // of the host's memory (train.offload)
+  // The first of the timed steps run once more for the parts, with the same weights and tokens, so
+  // that measuring the parts does not slow the timed steps. "idle" is the rest of step_seconds.
   std::vector<BenchPart> parts;
+  // The share of the visible pairs of query and key that attention reads in the steps, of all
+  // layers that may skip keys, on rank 0; negative where there are none, and where ranks share
+  // sequences. Weights do not change from step to step, nor does the share.
+  double keys_read = -1;
   // Of rank 0, in a job of several ranks: what its stream of communication did in a step, most of
   // it beside the parts above, of which "communication" is the rest that they waited for.
   struct Collectives {
@@ -62,7 +67,8 @@ struct BenchResult {
   int world = 1;
 };
 
-// Trains on documents of sequence_length random tokens. Every rank of the job calls it. Throws
+// Trains on documents of sequence_length random tokens, with a learning rate of 0: where attention
+// skips keys, the weights decide how long a step takes. Every rank of the job calls it. Throws
 // ExitCode::kUsage for a trace of a backend other than kCuda.
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
                        const Job& job = {});

@@ -61,6 +61,7 @@ std::string part_of(const std::string& op) {
   if (has("cross_entropy")) return "loss";
   if (is_matrix_product(op)) return "matrix products";
   if (op == "await" || op == "all_reduce") return "communication";
+  if (op == "await_offload") return "offload";
   for (const char* part :
        {"adamw", "muon", "orthogonalize", "average_weights", "squared_norm", "finish_step"}) {
     if (has(part)) return "optimizer";
@@ -87,6 +88,14 @@ std::vector<BenchResult::Collectives> collectives_of(const Traffic& planned,
                                  row->seconds;
   }
   return out;
+}
+
+// The share of the keys that a batch's attention reads, as BenchResult has it.
+double share_of_keys(const std::vector<KeysRead>& layers) {
+  KeysRead all;
+  for (const KeysRead& layer : layers) all += layer;
+  if (all.visible == 0) return -1;
+  return static_cast<double>(all.read) / static_cast<double>(all.visible);
 }
 
 // What a step of this rank moves.
@@ -132,6 +141,9 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
   Stream planning(plan);
   TrainStep planned(config, model, planning, mesh);
   planned.plan();
+  const bool counts_keys = config.train.context_parallel == 1;
+  const Transformer counting(config.model, Recompute::kNone, mesh.shard_count());
+  if (counts_keys) planned.plan_keys_read(counting);
   Memory memory(backend);
   prepare_memory(memory, communicator_options(config.train), world);
   memory.adopt_plan(plan);
@@ -141,27 +153,29 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
   if (backend == Backend::kCuda) step.tune("", communicator->rank() == 0);
 
   Stream* const communication = step.params().communication();
-  int64_t steps = 0;
-  const auto run_step = [&] {
+  const auto batches_of = [&](int64_t n) {
     std::vector<PackedBatch> batches;
     const int64_t share = config.train.batch / mesh.data_ranks();
-    for (int64_t n = 0; n < share; n += config.train.micro_batch) {
-      const int64_t first = steps * config.train.batch + mesh.data_rank() * share;
-      batches.push_back(random_batch(config, first + n));
+    const int64_t first = n * config.train.batch + mesh.data_rank() * share;
+    for (int64_t i = 0; i < share; i += config.train.micro_batch) {
+      batches.push_back(random_batch(config, first + i));
     }
+    return batches;
+  };
+  const auto run_step = [&](int64_t n) {
+    const std::vector<PackedBatch> batches = batches_of(n);
     job.control->progress("a step");
-    ++steps;
     const Clock::time_point start = Clock::now();
-    step.run(batches, config.train.lr).wait();
+    step.run(batches, /*lr=*/0.0).wait();
     const double seconds = seconds_since(start);
     // Collects the times of ops that run asynchronously.
     ops::run(stream, ops::Synchronize{});
     if (communication) ops::run(*communication, ops::Synchronize{});
     return seconds;
   };
-  for (int64_t n = 0; n < options.warmup; ++n) run_step();
+  for (int64_t n = 0; n < options.warmup; ++n) run_step(n);
   std::vector<double> times;
-  for (int64_t n = 0; n < options.steps; ++n) times.push_back(run_step());
+  for (int64_t n = 0; n < options.steps; ++n) times.push_back(run_step(options.warmup + n));
 
   BenchResult result;
   result.tokens_per_step = config.train.tokens_per_step();
@@ -174,6 +188,7 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
   result.peak_flops = 1e12 * config.metrics.peak_tflops * world;
   if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops * world;
   result.memory_bytes = memory.report().total_bytes() + library_memory(backend, world);
+  result.host_bytes = step.host_bytes();
   result.memory_used = free_before - std::min(free_before, device_free());
 
   OpProfile profile;
@@ -188,7 +203,7 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
       if (communication) traced.push_back({communication, &communicated});
       ops::control(stream).trace(traced);
     }
-    run_step();
+    run_step(options.warmup + n);
   }
   stream.set_profile(nullptr);
   if (communication) communication->set_profile(nullptr);
@@ -196,6 +211,9 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
     result.trace.push_back({"compute", part_of(op.name), op});
   for (const ops::TracedOp& op : communicated) {
     result.trace.push_back({"communication", "collective", op});
+  }
+  if (counts_keys) {
+    result.keys_read = share_of_keys(step.keys_read(counting, batches_of(options.warmup).front()));
   }
   result.world = world;
   result.collectives = collectives_of(traffic, communication_profile, profiled);

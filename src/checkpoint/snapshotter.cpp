@@ -6,25 +6,14 @@
 #include "core/host_memory.h"
 #include "core/log.h"
 #include "core/memory_check.h"
-#include "ops/memory.h"
+#include "ops/pinned_copy.h"
 #include "parallel/param_shards.h"
 
 namespace sbtrain {
 namespace {
 
 constexpr size_t kAlignment = 256;  // bytes, as on the device
-
-// Copies x to `offset` of the memory, in parts that do not cross its pieces.
-void start_copy(Stream& s, const PinnedMemory& memory, size_t offset, const Tensor& x) {
-  const size_t element = dtype_size(x.dtype);
-  for (int64_t at = 0; at < x.numel();) {
-    const size_t begin = offset + static_cast<size_t>(at) * element;
-    const size_t left = PinnedMemory::kPiece - begin % PinnedMemory::kPiece;
-    const int64_t count = std::min(x.numel() - at, static_cast<int64_t>(left / element));
-    ops::run(s, ops::StartCopyToHost{.host = memory.data() + begin, .x = x.row_range(at, count)});
-    at += count;
-  }
-}
+constexpr std::string_view kWhat = "the copy on the host that checkpoints are written from";
 
 size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -58,7 +47,7 @@ Snapshotter::Snapshotter(ShardedParams& params)
     copy.persistent[static_cast<int>(weights ? MemoryClass::kWeights : MemoryClass::kOptimizer)] +=
         bytes;
   }
-  require_memory(Backend::kCpu, copy, "the copy on the host that checkpoints are written from",
+  require_memory(Backend::kCpu, copy, kWhat,
                  "Leave more of the host's memory free, or train on more hosts.");
   if (params.stream().backend() != Backend::kCuda || bytes_ == 0) return;
   log_info("saving takes {:.2f} GiB of the host's memory, page-locked", gibibytes(bytes_));
@@ -75,7 +64,7 @@ Snapshotter::~Snapshotter() {
 }
 
 std::shared_ptr<PinnedMemory> Snapshotter::make_memory() const {
-  auto memory = std::make_shared<PinnedMemory>(params_.stream().backend(), bytes_);
+  auto memory = std::make_shared<PinnedMemory>(params_.stream().backend(), bytes_, kWhat);
   if (!memory->refused().empty()) {
     log_warning(
         "the system refused to lock {:.2f} GiB of the host's memory ({}): training waits while a "
@@ -93,7 +82,7 @@ void Snapshotter::begin(Snapshot& snapshot) {
   stream_.wait(ready_);
   for (size_t i = 0; i < snapshot.tensors.size(); ++i) {
     Tensor& stored = snapshot.tensors[i].stored;
-    start_copy(stream_, *memory_, offsets_[i], stored);
+    ops::copy_to_pinned(stream_, *memory_, offsets_[i], stored);
     stored.data = memory_->data() + offsets_[i];
   }
   stream_.record(*copied_);

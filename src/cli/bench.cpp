@@ -57,6 +57,12 @@ void print_table(const Config& config, const BenchResult& result) {
   if (result.memory_used > 0) {
     fmt::print("; used {:.1f} MiB", static_cast<double>(result.memory_used) / kMebibyte);
   }
+  if (result.host_bytes > 0) {
+    fmt::print("; of the host {:.1f} MiB", static_cast<double>(result.host_bytes) / kMebibyte);
+  }
+  if (result.keys_read >= 0) {
+    fmt::print("\n  keys read     {:10.1f} %    of those that tokens see", 100 * result.keys_read);
+  }
   fmt::print("\n  parts of a step{}\n", result.world > 1 ? ", rank 0" : "");
   double total = 0;
   for (const BenchPart& part : result.parts) total += part.seconds;
@@ -93,6 +99,8 @@ void print_json(const Config& config, const BenchResult& result) {
     }
   }
   if (result.memory_used > 0) json["memory_used_bytes"] = result.memory_used;
+  if (result.host_bytes > 0) json["host_bytes"] = result.host_bytes;
+  if (result.keys_read >= 0) json["keys_read"] = result.keys_read;
   if (result.peak_flops > 0) {
     json["mfu_causal"] = result.flops_causal / result.peak_flops;
     json["mfu_full"] = result.flops_full / result.peak_flops;

@@ -123,6 +123,7 @@ const std::vector<Synonym>& synonyms() {
        {"grad_clip", "max_grad_norm", "max_norm", "gradient_clipping", "clip_grad_norm",
         "gradient_clip_val"}},
       {"train.recompute", {"gradient_checkpointing", "activation_checkpointing", "remat"}},
+      {"train.offload", {"activation_offloading", "cpu_offload", "offload_activations"}},
       {"data.sources.*.path",
        {"dataset", "dataset_path", "data_path", "train_data", "train_file", "train_files"}},
       {"data.validation",

@@ -69,6 +69,11 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("recompute", c.recompute,
         "What the backward pass computes again instead of keeping it: nothing; norms and "
         "activations; whole blocks.");
+  f.add("offload", c.offload,
+        "What goes to the host's memory and comes back before its use. activations: the inputs of "
+        "all blocks but the last, between their forward and their backward pass: with recompute "
+        "full, nearly all that is kept for the backward pass (docs/long_context.md). It changes no "
+        "result; on a GPU that memory is page-locked, and copies run beside the computation.");
   f.add("precision", c.precision,
         "What the products of the blocks' linear layers take. bf16: what activations are held in, "
         "which is bf16 on a GPU and f32 on the CPU. fp8: inputs and weights in e4m3 and gradients "
@@ -263,7 +268,8 @@ void describe(Fields& f, Config& c) {
   f.section("checkpoint", c.checkpoint, "Saving and resuming.");
   f.section("metrics", c.metrics, "What is recorded of a run.");
   f.section("machine", c.machine,
-            "The machines that `train --dry-run --world` plans for; training ignores it.");
+            "The machines that `train --dry-run` plans for, and most of it for `--world`; training "
+            "ignores it.");
 }
 
 }  // namespace sbtrain

@@ -124,6 +124,12 @@ class Checker {
               "copy_engines needs train.gather_engine copy_engines too: both use the same memory, "
               "which NCCL then gathers by the copy engines in any case");
     }
+    if (train.offload != Offload::kNone && train.cuda_graph == CudaGraph::kOn) {
+      problem("train.offload",
+              "{} copies on a stream of its own, which is no part of a graph: set "
+              "train.cuda_graph to auto or false, or train.offload to none",
+              name_of(train.offload));
+    }
     check_context();
     int64_t gpus = 0;
     if (train.gpus != "auto" && (!from_text(train.gpus, gpus) || gpus < 1 || gpus > 1024)) {

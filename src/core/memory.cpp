@@ -19,7 +19,9 @@ constexpr size_t kLeastCollective = size_t{1} << 20;  // smaller weights are not
 // the small buffers of a step of decoding would cost a tenth of it in malloc() and page faults.
 constexpr size_t kMostSpareOnHost = size_t{1} << 16;
 constexpr const char* kTrainingAdvice =
-    "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or full.";
+    "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or full, "
+    "or "
+    "with it train.offload: activations.";
 
 }  // namespace
 

@@ -17,13 +17,11 @@
 
 namespace sbtrain {
 
-PinnedMemory::PinnedMemory(Backend backend, size_t bytes) : bytes_(bytes) {
-  if (bytes == 0) return;
+PinnedMemory::PinnedMemory(Backend backend, size_t bytes, std::string_view what) : bytes_(bytes) {
+  if (bytes == 0 || backend == Backend::kPlan) return;
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
-    fail(ExitCode::kOutOfMemory,
-         "out of memory: the copy of weights and moments that checkpoints are written from needs "
-         "{:.2f} GiB of the host's memory",
+    fail(ExitCode::kOutOfMemory, "out of memory: {} needs {:.2f} GiB of the host's memory", what,
          static_cast<double>(bytes) / (1 << 30));
   }
   data_ = static_cast<std::byte*>(data);

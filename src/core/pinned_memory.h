@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/backend.h"
@@ -17,14 +18,15 @@ class PinnedMemory {
   // A copy must not cross a multiple of this many bytes from the start.
   static constexpr size_t kPiece = size_t{64} << 20;
 
-  // Throws ExitCode::kOutOfMemory if the host cannot give the memory. Takes about 0.3 s for each
-  // GiB on a GPU, during which the pages are made; any thread may do it.
-  PinnedMemory(Backend backend, size_t bytes);
+  // Throws ExitCode::kOutOfMemory if the host cannot give the memory; `what` it is for begins the
+  // message. Takes about 0.3 s for each GiB on a GPU, during which the pages are made; any thread
+  // may do it. A plan has no memory.
+  PinnedMemory(Backend backend, size_t bytes, std::string_view what);
   ~PinnedMemory();
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_; }  // null in a plan
   size_t bytes() const { return bytes_; }
   // Why some of the memory is pageable; empty: none is.
   const std::string& refused() const { return refused_; }

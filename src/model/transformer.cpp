@@ -185,18 +185,20 @@ void Transformer::forward(Stream& s, ParamAccess& params, const BatchTensors& ba
 }
 
 void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch,
-                                   Tensor loss_T, float loss_weight, float z_loss) const {
+                                   Tensor loss_T, float loss_weight, float z_loss,
+                                   ActivationOffload* offload) const {
   const int64_t layers = config_.layers;
   check_length(batch.sequences.max_seqlen);
-  std::vector<Buffer> inputs_TD(layers);  // of the blocks
+  BlockInputs inputs(s, layers, offload);
   std::vector<BlockSaved> saved(layers);
   Buffer x_TD = embedding_buffer(s, batch.tokens());
   enter(s, params, batch.input(), x_TD, 0);
   // The backward pass begins with the last block.
   for_each_block(s, params, x_TD, all_blocks(), /*keeps_last=*/true,
                  [&](int64_t l, const Tensor& y_TD, Buffer& x, const Weights& w) {
-                   inputs_TD[l] = std::move(x);
-                   blocks_[l].forward(s, y_TD, inputs_TD[l], w, saved[l], batch.sequences);
+                   const Tensor input_TD = inputs.begin_forward(l, std::move(x));
+                   blocks_[l].forward(s, y_TD, input_TD, w, saved[l], batch.sequences);
+                   inputs.end_forward(l);
                  });
 
   Buffer dx_TD = activation(s, "dx", batch.tokens(), config_.width);
@@ -207,10 +209,11 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
     const BlockWeights w(params.get(block_unit(l)), shared_weights(params));
     const BlockWeights dw(params.gradients(block_unit(l)),
                           has_shared() ? &params.gradients(shared_unit()) : nullptr);
-    blocks_[l].backward(s, dx_TD, inputs_TD[l], w, dw, saved[l], batch.sequences);
+    const Tensor input_TD = inputs.begin_backward(l);
+    blocks_[l].backward(s, dx_TD, input_TD, w, dw, saved[l], batch.sequences);
     params.release(block_unit(l));
     params.reduce(block_unit(l));
-    inputs_TD[l].release();
+    inputs.end_backward(l);
   }
   release_shared(params);
   if (has_shared()) params.reduce(shared_unit());

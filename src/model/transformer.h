@@ -14,6 +14,7 @@
 #include "layers/linear.h"
 #include "layers/norm.h"
 #include "model/block.h"
+#include "model/block_inputs.h"
 #include "model/model_config.h"
 #include "model/params.h"
 
@@ -44,9 +45,11 @@ class Transformer {
 
   // Forward and backward pass of one micro-batch. The objective is
   // loss_weight * sum_t (loss_t + z_loss lse_t^2); its gradients are added to params.gradients().
-  // loss_T (f32) receives each token's loss in nats, 0 where the target is ignored.
+  // loss_T (f32) receives each token's loss in nats, 0 where the target is ignored. With `offload`
+  // the inputs of blocks are in its memory between the two passes.
   void forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
-                        float loss_weight, float z_loss) const;
+                        float loss_weight, float z_loss,
+                        ActivationOffload* offload = nullptr) const;
 
   // Only the forward pass: each token's loss and, with hits_T, whether its target was the likeliest
   // token (ops::CrossEntropy).

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/device.h"
+#include "core/host_memory.h"
 #include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
@@ -137,7 +138,14 @@ double gpu_peak_tflops(const Config& config) {
   return config.metrics.peak_tflops > 0 ? config.metrics.peak_tflops : kGpuPeakTflops;
 }
 
-MemoryReport plan_memory(const Config& config, Backend target) {
+namespace {
+
+struct StepMemory {
+  MemoryReport device;
+  size_t host = 0;  // beside it
+};
+
+StepMemory plan_step_memory(const Config& config, Backend target) {
   Memory memory = Memory::planning(target);
   Stream stream(memory);
   const std::unique_ptr<Communicator> communicator = make_single_process();
@@ -145,7 +153,57 @@ MemoryReport plan_memory(const Config& config, Backend target) {
   const Transformer model(config.model, config.train.recompute);
   TrainStep step(config, model, stream, mesh);
   step.plan();
-  return memory.report();
+  return {.device = memory.report(), .host = step.host_bytes()};
+}
+
+// Whether a run on this machine would be refused because of the host's memory. Another machine may
+// be meant.
+std::string describe_lack(size_t host_bytes) {
+  const HostMemory host = host_memory();
+  if (host_bytes <= host.free) return "";
+  return fmt::format(
+      "does not fit      train.offload keeps more in the host's memory than the {:.2f} GiB that {} "
+      "has free here\n",
+      gibibytes(host.free), host.limit);
+}
+
+std::string describe_step_memory(const Config& config, Backend target) {
+  const TrainConfig& train = config.train;
+  const bool offloads = train.offload != Offload::kNone;
+  const StepMemory memory = plan_step_memory(config, target);
+  const size_t libraries = library_memory(target, 1);
+  std::string text =
+      fmt::format("memory            one device ({}), micro-batch {}, recompute {}{}\n{}",
+                  backend_name(target), train.micro_batch, name_of(train.recompute),
+                  offloads ? fmt::format(", offload {}", name_of(train.offload)) : "",
+                  describe_memory(memory.device, libraries));
+  if (offloads) {
+    text += fmt::format("  {:<12} {:>9.2f} GiB, page-locked: the inputs of blocks\n", "of the host",
+                        gibibytes(memory.host));
+    text += describe_lack(memory.host);
+  }
+  const double needed = gibibytes(memory.device.total_bytes() + libraries);
+  const double available = config.machine.memory_gib - config.machine.reserve_gib;
+  if (target != Backend::kCuda || needed <= available) return text;
+  text += fmt::format(
+      "does not fit      a rank may use {:.0f} of the {:.0f} GiB of a GPU (machine.memory_gib, "
+      "machine.reserve_gib)\n",
+      available, config.machine.memory_gib);
+  if (offloads) return text;
+  Config other = config;
+  other.train.offload = Offload::kActivations;
+  const StepMemory with = plan_step_memory(other, target);
+  return text +
+         fmt::format(
+             "                  train.offload: activations makes it {:.2f} GiB, and {:.2f} of "
+             "the host's memory\n",
+             gibibytes(with.device.total_bytes() + libraries), gibibytes(with.host));
+}
+
+}  // namespace
+
+MemoryReport plan_memory(const Config& config, Backend target) {
+  return plan_step_memory(config, target).device;
 }
 
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options) {
@@ -172,9 +230,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   text += describe_missing(config);
   text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, config);
   text += describe_context(train);
-  text += fmt::format("memory            one device ({}), micro-batch {}, recompute {}\n{}",
-                      backend_name(target), train.micro_batch, name_of(train.recompute),
-                      describe_memory(plan_memory(config, target), library_memory(target, 1)));
+  text += describe_step_memory(config, target);
   text += describe_schedule(config, schedule);
   if (options.world > 0) text += describe_scale(config, target, options);
   return text;

@@ -28,6 +28,15 @@ inline constexpr auto kNames<CudaGraph> = enum_names<CudaGraph>({{CudaGraph::kAu
                                                                  {CudaGraph::kOff, "false"},
                                                                  {CudaGraph::kOn, "true"}});
 
+// What goes to the host's memory between its uses.
+enum class Offload : uint8_t {
+  kNone,
+  kActivations,  // the inputs of blocks, between their forward and their backward pass
+};
+template <>
+inline constexpr auto kNames<Offload> =
+    enum_names<Offload>({{Offload::kNone, "none"}, {Offload::kActivations, "activations"}});
+
 struct TrainConfig {
   int64_t sequence_length = 256;  // L
   int64_t micro_batch = 4;        // sequences in one forward and backward pass
@@ -39,6 +48,7 @@ struct TrainConfig {
   double clip = 1.0;          // global gradient norm; 0 turns clipping off
   double z_loss = 0.0;
   Recompute recompute = Recompute::kNone;
+  Offload offload = Offload::kNone;
   bool deterministic = true;        // the same bits on every run, on the same type of device
   int64_t max_bad_steps = 10;       // skipped steps in a row before giving up
   double spike_sigma = 0.0;         // skip losses beyond mean + this * deviation; 0: none

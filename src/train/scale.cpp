@@ -7,6 +7,7 @@
 
 #include "core/device.h"
 #include "core/error.h"
+#include "core/host_memory.h"
 #include "core/memory_check.h"
 #include "model/transformer.h"
 #include "optim/schedule.h"
@@ -141,6 +142,7 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
     TrainStep step(config, model, stream, mesh);
     program(step);
     plan.memory = memory.report();
+    plan.host = step.host_bytes();
     plan.libraries = library_memory(target, options.world);
     plan.compute = model_seconds(config, model, options);
     plan.optimizer = update_seconds(config, model.registry(), mesh);
@@ -210,6 +212,13 @@ std::string describe_scale(const Config& wanted, Backend target, const DryRunOpt
     return plan.config.train.micro_batch == train.micro_batch;
   });
   text += memory_table(of_micro_batch, config.machine);
+  if (train.offload != Offload::kNone && mine != plans.end()) {
+    const auto ranks = static_cast<size_t>(std::min(options.gpus_per_node, options.world));
+    text += fmt::format(
+        "  beside it each rank takes {:.2f} GiB of the host's memory, page-locked, those of a node "
+        "{:.2f} (train.offload)\n",
+        gibibytes(mine->host), gibibytes(ranks * mine->host));
+  }
   if (mine != plans.end()) {
     text += fmt::format("a step with sharding {}\n{}{}  {}\n", name_of(train.sharding),
                         traffic_table(*mine, config.machine), step_text(*mine),

@@ -20,6 +20,7 @@ struct RankPlan {
   Config config;  // with the sharding and the micro-batch of this plan
   MemoryReport memory;
   size_t libraries = 0;   // bytes that libraries take beside it
+  size_t host = 0;        // bytes of the host's memory (train.offload)
   Traffic traffic;        // of one step
   double compute = 0;     // seconds of one step: forward and backward passes at options.mfu
   double optimizer = 0;   // seconds of one step: this rank's part of the update

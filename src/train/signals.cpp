@@ -113,7 +113,8 @@ bool StopSignals::save_requested() {
 
 const double* StopSignals::flags(Backend backend) {
   // Never freed, since a handler may be about to write there.
-  static const PinnedMemory& memory = *new PinnedMemory(backend, kFlags * sizeof(double));
+  static const PinnedMemory& memory =
+      *new PinnedMemory(backend, kFlags * sizeof(double), "what signals ask for");
   shown = reinterpret_cast<double*>(memory.data());
   if (stop_signal != 0) show(kStop, true);
   if (save_flag) show(kSave, true);

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/fp8.h"
 #include "data/batch_part.h"
+#include "model/inference/maps.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 #include "ops/stream_control.h"
@@ -85,6 +86,9 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
     context_.ranks = &*ring_;
     context_.tokens = tokens_;
   }
+  if (config_.offload == Offload::kActivations) {
+    offload_.emplace(s, config.model.layers, tokens_, config.model.width);
+  }
   s.set_deterministic(config.train.deterministic);
   s.set_precision(in_fp8(config, mesh) ? Precision::kFp8 : Precision::kBf16);
   ops::control(s).set_overlap(records_);
@@ -102,8 +106,10 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
 }
 
 // From 1e12 operations on, a micro-batch takes milliseconds, and its kernels longer than it takes
-// to give them to the GPU.
+// to give them to the GPU. A record has the work of one stream, and copies to the host have
+// another.
 bool TrainStep::records() const {
+  if (config_.offload != Offload::kNone) return false;
   if (config_.cuda_graph != CudaGraph::kAuto) return config_.cuda_graph == CudaGraph::kOn;
   const auto tokens = static_cast<double>(config_.micro_batch * config_.sequence_length);
   const auto keys = static_cast<double>(config_.sequence_length) / 2;
@@ -231,7 +237,7 @@ void TrainStep::forward_backward(const BatchTensors& batch, ShardedParams::Micro
   const ProgramScope scope(stream_.memory(), program_name(micro_batch));
   params_.begin(micro_batch);
   model_.forward_backward(stream_, params_, batch, loss_T_, /*loss_weight=*/1.0f,
-                          static_cast<float>(config_.z_loss));
+                          static_cast<float>(config_.z_loss), offload_ ? &*offload_ : nullptr);
   ops::run(stream_, ops::AddSum{.y_1 = stats_.tensor().row_range(ops::kLossSum, 1), .x = loss_T_});
   params_.join();
 }
@@ -297,6 +303,24 @@ ValidationSums TrainStep::evaluate(const PackedBatch& batch, int64_t bytes, bool
           .targets = sums[kTargets],
           .bytes = sums[kBytes],
           .stop = sums[kStop] > 0};
+}
+
+std::vector<KeysRead> TrainStep::count_keys(const Transformer& model, const BatchTensors& batch) {
+  const ProgramScope scope(stream_.memory(), "keys read");
+  std::vector<KeysRead> layers = sbtrain::keys_read(stream_, model, params_, batch);
+  params_.join();
+  params_.wait_times().drop();
+  return layers;
+}
+
+std::vector<KeysRead> TrainStep::keys_read(const Transformer& model, const PackedBatch& batch) {
+  require(!ring_, "keys are counted where every rank has whole sequences");
+  return count_keys(model, upload(batch));
+}
+
+void TrainStep::plan_keys_read(const Transformer& model) {
+  require(stream_.planning(), "plan_keys_read() needs Backend::kPlan");
+  count_keys(model, views(1));
 }
 
 }  // namespace sbtrain

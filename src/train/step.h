@@ -66,6 +66,10 @@ class TrainStep {
 
   ShardedParams& params() { return params_; }
 
+  // Of the host's memory, page-locked on a GPU, that a step takes beside that of its backend
+  // (train.offload).
+  size_t host_bytes() const { return offload_ ? offload_->bytes() : 0; }
+
   // Records the memory of a step and of a validation batch (Backend::kPlan only): every program
   // once.
   void plan();
@@ -100,6 +104,12 @@ class TrainStep {
   // rank makes the same number of calls; one without data passes a batch without valid targets.
   ValidationSums evaluate(const PackedBatch& batch, int64_t bytes = 0, bool stop = false);
 
+  // What each layer's attention reads of the keys of a batch (model/inference/maps.h), on this
+  // rank; not where ranks share sequences. `model` is that of the steps with Recompute::kNone.
+  // Every rank calls it. plan_keys_read() records its memory (Backend::kPlan only).
+  std::vector<KeysRead> keys_read(const Transformer& model, const PackedBatch& batch);
+  void plan_keys_read(const Transformer& model);
+
  private:
   int64_t micro_batches_per_step() const;  // of this rank
   void plan_micro_batches(const BatchTensors& batch, int64_t count);
@@ -111,6 +121,7 @@ class TrainStep {
   // Whether the work of micro-batches is recorded (train.cuda_graph).
   bool records() const;
   void add_validation(const BatchTensors& batch);
+  std::vector<KeysRead> count_keys(const Transformer& model, const BatchTensors& batch);
   BatchTensors views(int64_t documents) const;
 
   const TrainConfig& config_;
@@ -126,6 +137,7 @@ class TrainStep {
   // Where ranks share sequences, the others, and this rank's part of the present micro-batch.
   std::optional<ContextRing> ring_;
   ContextShare context_;
+  std::optional<ActivationOffload> offload_;
   // Of a micro-batch, i32: one copy brings tokens, targets, positions and cu_seqlens, each from a
   // multiple of inputs_stride_ elements on.
   int64_t inputs_stride_;

@@ -20,6 +20,7 @@
 #include "checkpoint/weight_match.h"
 #include "core/device.h"
 #include "core/files.h"
+#include "core/host_memory.h"
 #include "core/log.h"
 #include "core/memory_check.h"
 #include "data/loader.h"
@@ -164,11 +165,16 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   TrainStep step(config, model, stream, mesh);
   step.plan();
   start.done("plan");
+  const size_t host = step.host_bytes();
   if (memory.backend() == Backend::kCpu) {
-    require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes(), "the run");
+    require_shared_memory(*job.control, job.launch.node, plan.report().total_bytes() + host,
+                          "the run");
+  } else if (host > 0) {
+    require_shared_memory(*job.control, job.launch.node, host, "train.offload");
   }
-  log_info("memory of {}: {}", mesh.world().world() > 1 ? "each rank" : "the run",
-           summarize_memory(plan.report(), library_memory(memory.backend(), mesh.world().world())));
+  log_info("memory of {}: {}{}", mesh.world().world() > 1 ? "each rank" : "the run",
+           summarize_memory(plan.report(), library_memory(memory.backend(), mesh.world().world())),
+           host > 0 ? fmt::format(", and {:.2f} GiB of the host", gibibytes(host)) : "");
   prepare_memory(memory, communicator_options(config.train), mesh.world().world());
   memory.adopt_plan(plan);
   start.done("memory");

@@ -117,6 +117,7 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
     ],
     "docs/long_context.md": [
         Run("mpirun -n 2", env=SMALL | SMALL_VOCAB, needs=("mpirun",)),
+        Run("sbtrain train --config configs/350m_sb.yaml"),
     ],
     "docs/evaluation.md": [
         Run("sbtrain eval --checkpoint runs/tiny_sb --data other.h5", before="cp corpus/val.h5 other.h5"),

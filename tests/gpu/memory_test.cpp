@@ -15,7 +15,12 @@ namespace {
 using GpuMemory = GpuTest;
 
 TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
-  for (const char* type : {"stickbreaking", "softmax"}) {
+  struct Case {
+    const char* type;
+    Offload offload = Offload::kNone;
+  };
+  for (const auto& [type, offload] :
+       {Case{"stickbreaking"}, Case{"softmax"}, Case{"stickbreaking", Offload::kActivations}}) {
     Config config;
     config.model.layers = 4;
     config.model.width = 1024;
@@ -27,6 +32,8 @@ TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
     config.train.sequence_length = 1024;
     config.train.micro_batch = 4;
     config.train.batch = 4;
+    config.train.offload = offload;
+    if (offload != Offload::kNone) config.train.recompute = Recompute::kFull;
     Config tiny = config;  // loads kernels and libraries
     tiny.model.layers = 1;
     tiny.model.vocab = 512;
@@ -41,8 +48,9 @@ TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
     EXPECT_GT(planned, size_t{2} << 30);
     EXPECT_NEAR(taken, static_cast<double>(planned),
                 0.02 * static_cast<double>(planned) + (64 << 20));
-    std::printf("%s: planned %.1f MiB, taken %.1f MiB\n", type,
-                static_cast<double>(planned) / (1 << 20), taken / (1 << 20));
+    std::printf("%s, offload %s: planned %.1f MiB, taken %.1f MiB\n", type,
+                std::string(name_of(offload)).c_str(), static_cast<double>(planned) / (1 << 20),
+                taken / (1 << 20));
   }
 }
 

@@ -506,6 +506,24 @@ TEST_P(GpuModel, PlannedStepsEqualUnplannedOnes) {
   }
 }
 
+// The inputs of blocks leave and come back while other blocks compute; in a plan other buffers have
+// their memory meanwhile.
+TEST_P(GpuModel, OffloadedStepsEqualPlainOnes) {
+  for (const Recompute recompute : {Recompute::kSelective, Recompute::kFull}) {
+    Config config = step_config(GetParam(), recompute);
+    config.model.layers = 6;
+    StepRun plain(config, /*planned=*/true);
+    const std::vector<double> results = plain.train(3);
+    const std::vector<float> weights = plain.weights();
+    config.train.offload = Offload::kActivations;
+    for (const bool planned : {false, true}) {
+      StepRun run(config, planned);
+      EXPECT_EQ(run.train(3), results) << name_of(recompute) << (planned ? ", planned" : "");
+      EXPECT_TRUE(run.weights() == weights) << name_of(recompute) << (planned ? ", planned" : "");
+    }
+  }
+}
+
 // Five steps whose documents differ, three of them by records (train.cuda_graph).
 TEST_P(GpuModel, RecordedStepsEqualPlainOnes) {
   std::optional<std::vector<double>> results;

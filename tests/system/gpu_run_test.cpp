@@ -164,6 +164,14 @@ TEST_F(GpuSystemTest, RecomputingChangesNothing) {
   expect_equal_runs("a", "b");
 }
 
+TEST_F(GpuSystemTest, OffloadingChangesNothing) {
+  ASSERT_EQ(run(twenty_steps("a", "cuda")), 0) << output_;
+  std::vector<std::string> offload = twenty_steps("b", "cuda");
+  offload.insert(offload.end(), {"--train.recompute=full", "--train.offload=activations"});
+  ASSERT_EQ(run(offload), 0) << output_;
+  expect_equal_runs("a", "b");
+}
+
 // The choices of matrix products must come from the run's folder, since the cache is removed.
 TEST_F(GpuSystemTest, AContinuedRunEqualsAnUninterruptedOne) {
   ASSERT_EQ(run(twenty_steps("whole", "cuda")), 0) << output_;

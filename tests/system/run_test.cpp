@@ -561,6 +561,49 @@ TEST_F(SystemTest, RecomputingChangesNothing) {
   expect_equal_runs("a", "b");
 }
 
+// The weights that a benchmark draws stay as they are, whatever the rate: all of its steps read the
+// same keys.
+TEST_F(SystemTest, BenchTrainSaysWhatShareOfTheKeysIsRead) {
+  const auto bench = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"bench",
+                                          "train",
+                                          "--config",
+                                          path("config.yaml"),
+                                          "--json",
+                                          "--steps=2",
+                                          "--warmup=1",
+                                          "--model.init_std=0.02",
+                                          "--train.sequence_length=512"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    EXPECT_EQ(run(arguments), 0) << output_;
+    return nlohmann::json::parse(output_.substr(output_.find('{')));
+  };
+  const std::string skipping = "--model.attention.skip_epsilon=1e-30";
+  const nlohmann::json some = bench({skipping});
+  EXPECT_GT(some.at("keys_read"), 0.1);
+  EXPECT_LT(some.at("keys_read"), 0.9);
+  EXPECT_FALSE(some.contains("host_bytes"));
+  EXPECT_EQ(bench({skipping, "--train.lr=1"}).at("keys_read"), some.at("keys_read"));
+  EXPECT_EQ(bench({"--model.attention.skip_epsilon=0"}).at("keys_read"), 1);
+  EXPECT_FALSE(bench({"--model.attention.type=softmax"}).contains("keys_read"));
+  const nlohmann::json offload =
+      bench({skipping, "--train.recompute=full", "--train.offload=activations"});
+  EXPECT_EQ(offload.at("host_bytes"), 2 * 512 * 32 * sizeof(float));
+  EXPECT_EQ(offload.at("keys_read"), some.at("keys_read"));
+}
+
+// Where activations are is no part of a checkpoint: a run may be continued with or without.
+TEST_F(SystemTest, OffloadingChangesNothing) {
+  const std::vector<std::string> offload = {"--train.recompute=full",
+                                            "--train.offload=activations"};
+  ASSERT_EQ(run(training("whole")), 0) << output_;
+  ASSERT_EQ(run(training("offloaded", offload)), 0) << output_;
+  expect_equal_runs("whole", "offloaded");
+  EXPECT_EQ(run_and_signal("parts", 7, {SIGTERM}, offload), 85) << output_;
+  ASSERT_EQ(run(training("parts")), 0) << output_;
+  expect_equal_runs("whole", "parts");
+}
+
 TEST_F(SystemTest, SignalsSaveAndTheRunContinues) {
   ASSERT_EQ(run(training("whole")), 0) << output_;
   int step = 7;

@@ -11,7 +11,7 @@ void run(Cuda, Stream& s, const CopyFromHost& op) {
 
 void run(Cuda, Stream& s, const FetchFromHost& op) {
   SBTRAIN_CUDA_CHECK(
-      cudaMemcpyAsync(op.y.data, op.host, op.y.bytes(), cudaMemcpyHostToDevice, context(s).stream));
+      cudaMemcpyAsync(op.y.data, op.host, op.y.bytes(), cudaMemcpyHostToDevice, s.queue()));
 }
 
 void run(Cuda, Stream& s, const CopyToHost& op) {

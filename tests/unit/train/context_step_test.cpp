@@ -100,6 +100,10 @@ TEST_P(ContextStep, RepeatsBitForBitAndWithRecomputation) {
   EXPECT_EQ(a.norms, b.norms);
   config.train.recompute = Recompute::kFull;
   EXPECT_EQ(train(config).norms, a.norms);
+  config.train.offload = Offload::kActivations;
+  const Trained offloaded = train(config);
+  EXPECT_EQ(offloaded.losses, a.losses);
+  EXPECT_EQ(offloaded.norms, a.norms);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -35,6 +35,7 @@ struct Case {
   bool olmo2 = false;  // the layout
   bool neox = false;   // likewise
   int context = 1;     // ranks that share a sequence
+  Offload offload = Offload::kNone;
   std::string name() const {
     return fmt::format("{}{}{}{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
                        olmo2 ? "Olmo2" : "", neox ? "Neox" : "",
@@ -89,6 +90,7 @@ Config config_of(const Case& c) {
   config.train.batch = kSequences;
   config.train.sharding = c.sharding;
   config.train.context_parallel = c.context;
+  config.train.offload = c.offload;
   config.train.reduce_dtype = c.reduce;
   config.train.gather_engine = c.engine;
   config.train.reduce_engine = c.engine;
@@ -224,6 +226,16 @@ TEST_P(ShardedStep, ThePlannedPoolGivesTheSameBits) {
   const Trained a = train(own, 4);
   const Trained b = train(GetParam(), 4);
   EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.tensors, b.tensors);
+}
+
+TEST_P(ShardedStep, OffloadingGivesTheSameBits) {
+  Case offloaded = GetParam();
+  offloaded.offload = Offload::kActivations;
+  const Trained a = train(GetParam(), 4);
+  const Trained b = train(offloaded, 4);
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
   EXPECT_EQ(a.tensors, b.tensors);
 }
 
