@@ -41,8 +41,8 @@ fi
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1767225600)}
 export SOURCE_DATE_EPOCH
 
-# The portable program. Paths of this checkout do not get into it. ccache would give compilers relative paths, so that the
-# bytes told whether it was there.
+# The portable program. No paths of this checkout get into it, but for those of kernels, by nvcc. ccache would give
+# compilers relative paths, so that the bytes told whether it was there.
 build_program() {
   build=$root/build/package
   [ $cuda = OFF ] || build=$build-cuda

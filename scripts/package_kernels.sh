@@ -5,7 +5,8 @@
 #   scripts/package_kernels.sh [OUTPUT]      into OUTPUT, dist/ unless given
 #
 # It needs nvcc and ziglang, whose linker takes the symbols of an older glibc: `pip install ziglang`, or SBTRAIN_ZIG names
-# the program. SBTRAIN_BUILD is the build folder, build/kernels unless given; its settings are made those of the wheel.
+# the program. SBTRAIN_BUILD is the build folder, build/kernels unless given; its settings are made those of the wheel. With
+# build/package-cuda, which scripts/package.sh --cuda leaves, nothing is compiled again.
 # The runtime of CUDA is inside the library. The same checkout gives the same bytes, in whatever build folder; in another
 # place it does not, since nvcc puts a hash of a file's path into the names of the kernels in it.
 set -euo pipefail
@@ -38,7 +39,8 @@ cmake --build "$build" --target sbtrain_c_api >&2
 cudart=$(sed -n 's/^CUDA_cudart_static_LIBRARY:FILEPATH=//p' "$build/CMakeCache.txt")
 [ -e "$cudart" ] || die "$build/CMakeCache.txt names no libcudart_static.a"
 
-# The systems' own C++ runtime, of which nothing newer than GLIBCXX_3.4.22 is taken (package_kernels.py looks).
+# The systems' own C++ runtime, of which nothing newer than GLIBCXX_3.4.22 is taken (package_kernels.py looks). -s drops
+# the names of nvcc's temporary files, in which alone objects differ from build to build.
 linked=$build/wheel/libsbtrain_attention.so
 mkdir -p "$build/wheel"
 rm -f "$linked"

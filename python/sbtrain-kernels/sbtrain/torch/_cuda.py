@@ -55,6 +55,14 @@ def readable(x):
     return x, kernels.Rows(x.data_ptr(), row_stride(x))
 
 
+def read(x, q, k, v):
+    """Gives q, k and v to the struct x. They have to live until its call, as what comes back."""
+    q, x.q = readable(q)
+    k, x.k = readable(k)
+    v, x.v = readable(v)
+    return q, k, v
+
+
 def like(x):
     """Memory for what has the shape of x [..., H, d] bf16, and its rows."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -155,9 +163,7 @@ def stickbreaking_forward(
         False, q, k, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon
     )
     o, x.o = like(q)
-    q, x.q = readable(q)
-    k, x.k = readable(k)
-    v, x.v = readable(v)
+    q, k, v = read(x, q, k, v)
     log2_rem = torch.empty(x.heads, x.tokens, dtype=torch.float32, device=device)
     stop = torch.empty(x.heads, x.tokens, dtype=torch.int32, device=device)
     x.log2_remainder, x.stop = log2_rem.data_ptr(), stop.data_ptr()
@@ -182,9 +188,7 @@ def stickbreaking_backward(
     dk, x.dk = like(k)
     dv, x.dv = like(v)
     d_o, x.d_o = readable(d_o)
-    q, x.q = readable(q)
-    k, x.k = readable(k)
-    v, x.v = readable(v)
+    q, k, v = read(x, q, k, v)
     x.log2_remainder, x.stop = log2_rem.data_ptr(), stop.data_ptr()
     if d_rem is not None:
         d_rem = d_rem.float().reshape(x.tokens, x.heads).t().contiguous()
@@ -228,9 +232,7 @@ def softmax_forward(q, k, v, cu_seqlens, fire, bias, max_seqlen, scale, window):
     cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in fire]
     x, size = softmax_call(False, q, k, cu_seqlens, bias, max_seqlen, scale, window)
     o, x.o = like(q)
-    q, x.q = readable(q)
-    k, x.k = readable(k)
-    v, x.v = readable(v)
+    q, k, v = read(x, q, k, v)
     lse = torch.empty(x.heads, x.tokens, dtype=torch.float32, device=device)
     x.lse, x.fire = lse.data_ptr(), fire_pointers(fire)
     run("sbtrain_softmax_forward", x, size, device)
@@ -246,9 +248,7 @@ def softmax_backward(d_o, q, k, v, o, lse, cu_seqlens, fire, bias, max_seqlen, s
     dk, x.dk = like(k)
     dv, x.dv = like(v)
     d_o, x.d_o = readable(d_o)
-    q, x.q = readable(q)
-    k, x.k = readable(k)
-    v, x.v = readable(v)
+    q, k, v = read(x, q, k, v)
     o, x.o = readable(o)
     gradients = [torch.empty(p.shape, dtype=torch.float32, device=device) for p in fire[:5]]
     x.lse, x.fire = lse.data_ptr(), fire_pointers(fire)
