@@ -98,15 +98,17 @@ class CocaAttention : public Attention {
                     .y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = key_params});
     std::optional<KeyRing> ring;
     if (sequences.context != nullptr) {
-      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Order::kNearestFirst);
+      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kForward);
     }
-    ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
-                                    .lse_HT = mine.lse_HT,
-                                    .q_THd = query,
-                                    .k_THd = x.k,
-                                    .v_THd = x.v,
-                                    .sequences = sequences,
-                                    .params = params_});
+    for (const OwnTokens& own : own_tokens(sequences)) {
+      ops::run(s, ops::SoftmaxForward{.o_THd = own.rows(mix_TD),
+                                      .lse_HT = own.per_head(mine.lse_HT),
+                                      .q_THd = own.rows(query),
+                                      .k_THd = own.rows(x.k),
+                                      .v_THd = own.rows(x.v),
+                                      .sequences = own.sequences,
+                                      .params = params_});
+    }
     if (ring) add_far_softmax(s, mix_TD, mine.lse_HT, far_softmax(query, x), *ring);
   }
 
@@ -125,21 +127,24 @@ class CocaAttention : public Attention {
       ops::run(
           s, ops::CocaQuery{
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
-      ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
-                                       .dk_THd = dx.k,
-                                       .dv_THd = dx.v,
-                                       .do_THd = dmix_TD,
-                                       .o_THd = mix_TD,
-                                       .lse_HT = mine.lse_HT,
-                                       .q_THd = query,
-                                       .k_THd = x.k,
-                                       .v_THd = x.v,
-                                       .sequences = sequences,
-                                       .params = params_});
+      std::optional<FarSoftmaxBackward> far;
       if (sequences.context != nullptr) {
-        far_softmax_backward(s, {dx.q, dx.k, dx.v}, dmix_TD, mix_TD, mine.lse_HT,
-                             far_softmax(query, x), *sequences.context);
+        far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(query, x), *sequences.context);
       }
+      for (const OwnTokens& own : own_tokens(sequences)) {
+        ops::run(s, ops::SoftmaxBackward{.dq_THd = own.rows(dx.q),
+                                         .dk_THd = own.rows(dx.k),
+                                         .dv_THd = own.rows(dx.v),
+                                         .do_THd = own.rows(dmix_TD),
+                                         .o_THd = own.rows(mix_TD),
+                                         .lse_HT = own.per_head(mine.lse_HT),
+                                         .q_THd = own.rows(query),
+                                         .k_THd = own.rows(x.k),
+                                         .v_THd = own.rows(x.v),
+                                         .sequences = own.sequences,
+                                         .params = params_});
+      }
+      if (far) far->add_to({dx.q, dx.k, dx.v});
     }
     ops::run(s, ops::CocaQueryBackward{.dq_THd = dx.q,
                                        .dy_THd = dx.q,

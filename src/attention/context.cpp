@@ -1,5 +1,6 @@
 #include "attention/context.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ops/memory.h"
@@ -7,69 +8,141 @@
 namespace sbtrain {
 namespace {
 
-Buffer keys_and_values(const Stream& s, const char* name, DType dtype, const Tensor& k) {
-  return s.scratch(name, dtype, {2, k.rows(), k.cols()});
+// Matrix `index` of [n, T, G*d].
+Tensor matrix(const Tensor& x, int64_t index) {
+  const int64_t rows = x.shape[1];
+  return x.reshaped({x.shape[0] * rows, x.shape[2]}).row_range(index * rows, rows);
+}
+
+Buffer key_gradients(const Stream& s, int64_t matrices, const Tensor& like) {
+  return s.scratch("gradients of keys and values", DType::kF32,
+                   {matrices, like.shape[1], like.shape[2]});
 }
 
 }  // namespace
 
-Tensor KeyRing::part(const Tensor& kv, int64_t index) {
-  const int64_t tokens = kv.shape[1];
-  return kv.reshaped({2 * tokens, kv.shape[2]}).row_range(index * tokens, tokens);
+Tensor OwnTokens::rows(const Tensor& x_T) const {
+  if (!x_T.defined() || chunks == 1) return x_T;
+  const int64_t tokens = x_T.rows() / chunks;
+  return x_T.row_range(chunk * tokens, tokens);
+}
+
+Tensor OwnTokens::per_head(const Tensor& x_HT) const {
+  if (!x_HT.defined() || chunks == 1) return x_HT;
+  const int64_t heads = x_HT.shape[0];
+  return x_HT.reshaped({chunks * heads, x_HT.shape[1] / chunks}).row_range(chunk * heads, heads);
+}
+
+std::vector<OwnTokens> own_tokens(const Sequences& sequences) {
+  if (sequences.context == nullptr) return {{.sequences = sequences}};
+  const auto& chunks = sequences.context->chunks;
+  std::vector<OwnTokens> all;
+  for (const ContextChunk& chunk : chunks) {
+    all.push_back({.chunk = static_cast<int64_t>(all.size()),
+                   .chunks = static_cast<int64_t>(chunks.size()),
+                   .sequences = chunk.documents});
+  }
+  return all;
 }
 
 // Keys that move to the right come from the left neighbour first, and so the nearest; those that
 // move to the left end with it.
-KeyRing::KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v,
-                 Order order)
+KeyRing::KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v, Pass pass)
     : s_(s),
       share_(share),
-      step_(order == Order::kNearestFirst ? 1 : -1),
-      rank_(share.ranks->place()),
-      held_(keys_and_values(s, "keys and values", k.dtype, k)) {
-  ops::run(s, ops::Copy{.y = this->k(), .x = k});
-  ops::run(s, ops::Copy{.y = this->v(), .x = v});
-  start();
+      pass_(pass),
+      step_(pass == Pass::kForward || keeps() ? 1 : -1),
+      keys_(static_cast<size_t>(share.ranks->size())),
+      arrive_(static_cast<size_t>(share.ranks->size())) {
+  for (size_t chunk = 0; chunk < share.chunks.size(); ++chunk) {
+    const auto first = static_cast<int64_t>(visits_.size());
+    const int before = share.chunks[chunk].place;
+    for (int i = 0; i < before; ++i) visits_.push_back({chunk, before - 1 - i, first + i});
+    if (pass == Pass::kBackward) std::reverse(visits_.begin() + first, visits_.end());
+  }
+  keys_[0] = s.scratch("keys and values", k.dtype, {2, k.rows(), k.cols()});
+  ops::run(s, ops::Copy{.y = matrix(keys_[0], 0), .x = k});
+  ops::run(s, ops::Copy{.y = matrix(keys_[0], 1), .x = v});
+  const int first_started = keeps() ? share.ranks->size() - 1 : 1;
+  for (int hop = 1; hop <= first_started; ++hop) start(hop);
+  if (pass == Pass::kForward) return;
+  gradients_ = key_gradients(s, keeps() ? 2 * share.ranks->size() : 2, keys_[0]);
+  ops::run(s, ops::Fill{.x = gradients_, .value = 0.0f});
 }
 
-void KeyRing::start() {
-  if (hop_ + 1 == share_.ranks->size()) return;
-  coming_ = keys_and_values(s_, "keys and values", k().dtype, k());
-  arrives_ = share_.ranks->start_shift(s_, coming_, held_, step_);
+int64_t KeyRing::visits(const ContextShare& share) {
+  return chunks_of_rank(share.layout) * share.ranks->size() - 1;
+}
+
+// The transfer with which the keys of a rank come.
+int KeyRing::hop_of(int rank) const {
+  const int size = share_.ranks->size();
+  return ((share_.ranks->place() - rank) * step_ + size) % size;
+}
+
+void KeyRing::start(int hop) {
+  if (hop == share_.ranks->size()) return;
+  const Tensor& own = keys_[hop - 1];
+  keys_[hop] = s_.scratch("keys and values", own.dtype, {2, own.shape[1], own.shape[2]});
+  arrive_[hop] = share_.ranks->start_shift(s_, keys_[hop], keys_[hop - 1], step_);
+}
+
+void KeyRing::advance() {
+  ++hop_;
+  share_.ranks->await(s_, arrive_[hop_]);
+  if (keeps()) return;
+  keys_[hop_ - 1].release();
+  start(hop_ + 1);
+  if (pass_ == Pass::kBackward && hop_ > 1) pass_on_gradients();
 }
 
 bool KeyRing::next() {
-  const int size = share_.ranks->size();
-  if (++hop_ == size) {
-    held_.release();
-    return false;
+  if (std::exchange(begun_, true)) ++visit_;
+  if (visit_ < visits_.size()) {
+    while (hop_ < hop_of(share_.rank_of(place()))) advance();
+    return true;
   }
-  share_.ranks->await(s_, arrives_);
-  held_ = std::move(coming_);
-  rank_ = (rank_ - step_ + size) % size;
-  start();
-  return true;
+  while (hop_ + 1 < share_.ranks->size()) advance();
+  keys_.clear();
+  if (pass_ == Pass::kBackward) send_home();
+  return false;
 }
 
-KeyGradientRing::KeyGradientRing(Stream& s, const ContextShare& share, const Tensor& k)
-    : s_(s),
-      share_(share),
-      held_(keys_and_values(s, "gradients of keys and values", DType::kF32, k)) {
-  ops::run(s, ops::Fill{.x = held_, .value = 0.0f});
+// What the ranks have given so far follows the keys to the next rank.
+void KeyRing::pass_on_gradients() {
+  Buffer coming = key_gradients(s_, 2, gradients_);
+  share_.ranks->await(s_, share_.ranks->start_shift(s_, coming, gradients_, step_));
+  gradients_ = std::move(coming);
 }
 
-void KeyGradientRing::pass_on() {
-  Buffer coming = keys_and_values(s_, "gradients of keys and values", DType::kF32, dk());
-  share_.ranks->await(s_, share_.ranks->start_shift(s_, coming, held_, -1));
-  held_ = std::move(coming);
+void KeyRing::send_home() {
+  at_home_ = key_gradients(s_, 2, gradients_);
+  comes_home_ = keeps() ? share_.ranks->start_sum(s_, at_home_, gradients_)
+                        : share_.ranks->start_shift(s_, at_home_, gradients_, step_);
 }
 
-void KeyGradientRing::next() {
-  if (!std::exchange(first_, false)) pass_on();
+KeyRing::Home KeyRing::home() {
+  share_.ranks->await(s_, comes_home_);
+  gradients_.release();
+  return {.dk = matrix(at_home_, 0), .dv = matrix(at_home_, 1)};
 }
 
-void KeyGradientRing::home() {
-  pass_on();
+OwnTokens KeyRing::own() const {
+  return {.chunk = static_cast<int64_t>(visits_[visit_].chunk),
+          .chunks = static_cast<int64_t>(share_.chunks.size()),
+          .sequences = queries().documents};
+}
+
+Tensor KeyRing::key(int64_t index) const {
+  const int64_t tokens = share_.chunk_tokens();
+  const Tensor all = matrix(keys_[hop_of(share_.rank_of(place()))], index);
+  return all.row_range(share_.chunk_of(place()) * tokens, tokens);
+}
+
+Tensor KeyRing::gradient(int64_t index) const {
+  const int64_t tokens = share_.chunk_tokens();
+  const Tensor all = matrix(gradients_, (keeps() ? 2 * share_.rank_of(place()) : 0) + index);
+  return all.row_range(share_.chunk_of(place()) * tokens, tokens);
 }
 
 }  // namespace sbtrain

@@ -1,14 +1,14 @@
-// What attention does where ranks share the tokens of a micro-batch (train.context_parallel): the
-// keys and values of the ranks travel around a ring, one transfer after the other, beside the
-// attention to those that have come.
+// What attention does where ranks share the tokens of a micro-batch (train.context_parallel,
+// core/context_share.h): a rank computes the attention within each of its chunks, and then goes
+// through the chunks before it, whose keys and values travel around a ring of the ranks beside
+// that.
 //
-// Each of N ranks holds T tokens that follow each other in the pack: rank r those from r T on. Each
-// makes the same N - 1 transfers in every pass of a layer, whatever its documents, since all must
-// take part. The modules that support it say so in their registration (attention/registry.h).
+// Each rank makes the same transfers in every pass of a layer, whatever its documents, since all
+// must take part. The modules that support it say so in their registration (attention/registry.h).
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <vector>
 
 #include "core/context_share.h"
 #include "core/memory.h"
@@ -18,62 +18,93 @@
 
 namespace sbtrain {
 
-// The keys and values of all other ranks, one rank after the other. The constructor starts the
-// first transfer, so that what the stream is given before the first next() runs beside it.
+// The tokens that an op takes whose keys are its own: a chunk of this rank, or all tokens where
+// ranks share nothing.
+struct OwnTokens {
+  int64_t chunk = 0, chunks = 1;
+  const Sequences& sequences;
+  // Their rows of x_T; x_T itself if it is undefined.
+  Tensor rows(const Tensor& x_T) const;
+  // Their part of [H, T] numbers, without gaps: chunk after chunk, [H, T / chunks] of each.
+  Tensor per_head(const Tensor& x_HT) const;
+};
+std::vector<OwnTokens> own_tokens(const Sequences& sequences);
+
+// The visits of this rank's chunks to all chunks before them, one chunk of queries after the other.
+// The constructor starts the first transfer, so that what the stream is given before the first
+// next() runs beside it.
+//
+// Consecutive ranks hold the keys of one rank at a time, in the order in which they come. Ranks of
+// a folded line have no common order; each keeps the keys of all, and goes on as they come.
 class KeyRing {
  public:
-  // The order in which the keys of earlier ranks come. Ranks after this one, whose keys its tokens
-  // do not see, come between or around them.
-  enum class Order : uint8_t { kNearestFirst, kFarthestFirst };
+  enum class Pass : uint8_t {
+    kForward,   // of each chunk of queries, the nearest keys first
+    kBackward,  // the farthest first, with the gradients of the keys
+  };
   // k and v, [T, G*d], of this rank.
-  KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v, Order order);
-  // Goes on to the next rank; false after the last.
+  KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v, Pass pass);
+
+  // Goes on to the next visit; false after the last.
   bool next();
-  int rank() const { return rank_; }
-  bool earlier() const { return rank_ < share_.ranks->place(); }
-  // What this rank's tokens see of the rank: nothing of later ones.
+
+  // ---- The present visit.
+  // Of all visits of this rank in the order of the forward pass, 0 <= index < visits(share).
+  int64_t index() const { return visits_[visit_].index; }
+  static int64_t visits(const ContextShare& share);  // at most, on any rank
+  // Whether the keys are the nearest ones before the chunk of queries.
+  bool nearest() const { return place() == queries().place - 1; }
+  OwnTokens own() const;               // the queries
+  Tensor k() const { return key(0); }  // [T / chunks, G*d]
+  Tensor v() const { return key(1); }
+  // Their gradients, f32, to be added to: sums over the ranks, in one order of these.
+  Tensor dk() const { return gradient(0); }
+  Tensor dv() const { return gradient(1); }
   ops::FarKeys keys() const {
-    if (!earlier()) return {};
-    return {.queries = share_.continued, .keys = share_.keys_of(rank_)};
+    return {.queries = queries().continued, .keys = share_.keys_of(queries(), place())};
   }
-  // How many tokens before this rank's first one the rank's first one lies.
-  int64_t distance() const { return (share_.ranks->place() - rank_) * share_.tokens; }
-  Tensor k() const { return part(held_, 0); }
-  Tensor v() const { return part(held_, 1); }
-  // The k and v of a buffer [2, T, G*d].
-  static Tensor part(const Tensor& kv, int64_t index);
+  // How many tokens before the first one of the queries the first one of the keys lies.
+  int64_t distance() const { return (queries().place - place()) * share_.chunk_tokens(); }
+
+  // ---- After the last visit of the backward pass, whose gradients then are on their way home:
+  // those that the chunks after them have given to this rank's keys, f32 [T, G*d].
+  struct Home {
+    Tensor dk, dv;
+  };
+  Home home();
 
  private:
-  void start();
+  struct Visit {
+    size_t chunk;  // of queries
+    int place;     // of keys
+    int64_t index;
+  };
+  bool keeps() const { return share_.layout == ContextLayout::kFolded; }
+  int place() const { return visits_[visit_].place; }
+  const ContextChunk& queries() const { return share_.chunks[visits_[visit_].chunk]; }
+  int hop_of(int rank) const;
+  void start(int hop);
+  void advance();
+  void pass_on_gradients();
+  void send_home();
+  Tensor key(int64_t index) const;
+  Tensor gradient(int64_t index) const;
 
   Stream& s_;
   const ContextShare& share_;
-  const int step_;
-  int hop_ = 0;
-  int rank_;
-  Buffer held_, coming_;
-  Event arrives_;
-};
-
-// The gradients of keys and values, f32, which follow them from rank to rank until they are home:
-// sums over the ranks, in one order.
-class KeyGradientRing {
- public:
-  KeyGradientRing(Stream& s, const ContextShare& share, const Tensor& k);
-  // For the next keys of a KeyRing that goes farthest first: takes over the sums of the ranks that
-  // have had them before.
-  void next();
-  // After the last keys: dk and dv become those of this rank's keys.
-  void home();
-  Tensor dk() const { return KeyRing::part(held_, 0); }
-  Tensor dv() const { return KeyRing::part(held_, 1); }
-
- private:
-  void pass_on();
-  Stream& s_;
-  const ContextShare& share_;
-  bool first_ = true;
-  Buffer held_;
+  const Pass pass_;
+  const int step_;  // by which keys move
+  std::vector<Visit> visits_;
+  size_t visit_ = 0;
+  bool begun_ = false;
+  int hop_ = 0;  // transfers that have come
+  // k and v, [2, T, G*d], of the rank that comes with each hop.
+  std::vector<Buffer> keys_;
+  std::vector<Event> arrive_;
+  // Of the present rank's keys, [2, T, G*d], or of those of all ranks, [2 N, T, G*d].
+  Buffer gradients_;
+  Buffer at_home_;
+  Event comes_home_;
 };
 
 }  // namespace sbtrain

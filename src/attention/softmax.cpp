@@ -126,16 +126,18 @@ class SoftmaxAttention : public Attention {
     rotate(s, x.qk, sequences.positions_T, sequences.rope_length());
     std::optional<KeyRing> ring;
     if (sequences.context != nullptr) {
-      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Order::kNearestFirst);
+      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kForward);
     }
-    ops::run(s, ops::SoftmaxForward{.o_THd = mix_TD,
-                                    .lse_HT = mine.lse_HT,
-                                    .q_THd = x.q,
-                                    .k_THd = x.k,
-                                    .v_THd = x.v,
-                                    .bias = bias(w),
-                                    .sequences = sequences,
-                                    .params = params_});
+    for (const OwnTokens& own : own_tokens(sequences)) {
+      ops::run(s, ops::SoftmaxForward{.o_THd = own.rows(mix_TD),
+                                      .lse_HT = own.per_head(mine.lse_HT),
+                                      .q_THd = own.rows(x.q),
+                                      .k_THd = own.rows(x.k),
+                                      .v_THd = own.rows(x.v),
+                                      .bias = bias(w),
+                                      .sequences = own.sequences,
+                                      .params = params_});
+    }
     if (ring) add_far_softmax(s, mix_TD, mine.lse_HT, far_softmax(x, w), *ring);
   }
 
@@ -146,23 +148,27 @@ class SoftmaxAttention : public Attention {
     const Buffer dqkv = qkv_.gradients(s, x_TD.rows());
     const Qkv x = qkv_.saved(mine.qkv);
     const Qkv dx = qkv_.view(dqkv);
-    ops::run(s, ops::SoftmaxBackward{.dq_THd = dx.q,
-                                     .dk_THd = dx.k,
-                                     .dv_THd = dx.v,
-                                     .dfire = bias(dw).fire,
-                                     .do_THd = dmix_TD,
-                                     .o_THd = mix_TD,
-                                     .lse_HT = mine.lse_HT,
-                                     .q_THd = x.q,
-                                     .k_THd = x.k,
-                                     .v_THd = x.v,
-                                     .bias = bias(w),
-                                     .sequences = sequences,
-                                     .params = params_});
+    std::optional<FarSoftmaxBackward> far;
     if (sequences.context != nullptr) {
-      far_softmax_backward(s, {dx.q, dx.k, dx.v}, dmix_TD, mix_TD, mine.lse_HT, far_softmax(x, w),
-                           *sequences.context);
+      far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(x, w), *sequences.context);
     }
+    for (const OwnTokens& own : own_tokens(sequences)) {
+      ops::run(s, ops::SoftmaxBackward{.dq_THd = own.rows(dx.q),
+                                       .dk_THd = own.rows(dx.k),
+                                       .dv_THd = own.rows(dx.v),
+                                       .dfire = bias(dw).fire,
+                                       .do_THd = own.rows(dmix_TD),
+                                       .o_THd = own.rows(mix_TD),
+                                       .lse_HT = own.per_head(mine.lse_HT),
+                                       .q_THd = own.rows(x.q),
+                                       .k_THd = own.rows(x.k),
+                                       .v_THd = own.rows(x.v),
+                                       .bias = bias(w),
+                                       .sequences = own.sequences,
+                                       .params = params_});
+    }
+    if (far) far->add_to({dx.q, dx.k, dx.v});
+    far.reset();
     rotate(s, dx.qk, sequences.positions_T, sequences.rope_length(), nullptr, true);
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
   }

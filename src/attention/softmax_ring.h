@@ -14,18 +14,29 @@ struct FarSoftmax {
   ops::SoftmaxParams params{};
 };
 
-// o and lse of this rank's own keys become those of the keys of earlier ranks as well. `ring` was
-// made before the op for its own keys.
+// o and lse of the keys of the chunks themselves become those of the keys of earlier chunks as
+// well. `ring` was made before the ops for their own keys.
 void add_far_softmax(Stream& s, const Tensor& o_THd, const Tensor& lse_HT, const FarSoftmax& x,
                      KeyRing& ring);
 
-// dq += what the keys of earlier ranks give to the queries, dk and dv += what later ranks give to
-// this one's keys. o and lse are those of all keys.
 struct SoftmaxGradients {
   Tensor dq_THd, dk_THd, dv_THd;
 };
-void far_softmax_backward(Stream& s, const SoftmaxGradients& sums, const Tensor& do_THd,
-                          const Tensor& o_THd, const Tensor& lse_HT, const FarSoftmax& x,
-                          const ContextShare& share);
+
+// What the keys of earlier chunks give to the queries, and what later chunks give to the keys.
+class FarSoftmaxBackward {
+ public:
+  // Computes it; o and lse are those of all keys. Gradients of keys are on their way home beside
+  // what the stream is given from then on.
+  FarSoftmaxBackward(Stream& s, const Tensor& do_THd, const Tensor& o_THd, const Tensor& lse_HT,
+                     const FarSoftmax& x, const ContextShare& share);
+  // += to what the chunks themselves have given.
+  void add_to(const SoftmaxGradients& sums);
+
+ private:
+  Stream& s_;
+  KeyRing ring_;
+  Buffer dq_THd_;
+};
 
 }  // namespace sbtrain

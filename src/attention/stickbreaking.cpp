@@ -99,13 +99,13 @@ struct StickBreakingSaved : AttentionSaved {
   Buffer stop_HT;
   Buffer gate_TH;   // f32, with a forget gate: most are near 1, where bf16 is coarse
   Buffer heads_TD;  // the output before head norm, with head norm
-  // Where ranks share sequences, what the keys of each of the N - 1 others leave and where they
-  // stop, [N - 1, H, T], in the order in which they came.
+  // Where ranks share sequences, what the keys of each visit (attention/context.h) leave and where
+  // they stop, [visits, H, T / chunks].
   Buffer far_log2_rem, far_stop;
-  static Tensor of_hop(const Tensor& all, int64_t hop) {
+  static Tensor of_visit(const Tensor& all, int64_t visit) {
     const int64_t heads = all.shape[1];
     const int64_t tokens = all.shape[2];
-    return all.reshaped({all.shape[0] * heads, tokens}).row_range(hop * heads, heads);
+    return all.reshaped({all.shape[0] * heads, tokens}).row_range(visit * heads, heads);
   }
 };
 
@@ -174,19 +174,21 @@ class StickBreakingAttention : public Attention {
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
     std::optional<KeyRing> ring;
     if (sequences.context != nullptr) {
-      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Order::kNearestFirst);
+      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kForward);
     }
-    ops::run(s, ops::StickBreakingForward{.o_THd = heads_TD,
-                                          .log2_rem_HT = mine.log2_rem_HT,
-                                          .stop_HT = mine.stop_HT,
-                                          .q_THd = x.q,
-                                          .k_THd = x.k,
-                                          .v_THd = x.v,
-                                          .gate_TH = mine.gate_TH,
-                                          .remainder_bias_Hd = remainder_bias(w),
-                                          .sequences = sequences,
-                                          .params = params});
-    if (ring) add_far_keys(s, heads_TD, x.q, mine, *ring, sequences);
+    for (const OwnTokens& own : own_tokens(sequences)) {
+      ops::run(s, ops::StickBreakingForward{.o_THd = own.rows(heads_TD),
+                                            .log2_rem_HT = own.per_head(mine.log2_rem_HT),
+                                            .stop_HT = own.per_head(mine.stop_HT),
+                                            .q_THd = own.rows(x.q),
+                                            .k_THd = own.rows(x.k),
+                                            .v_THd = own.rows(x.v),
+                                            .gate_TH = own.rows(mine.gate_TH),
+                                            .remainder_bias_Hd = remainder_bias(w),
+                                            .sequences = own.sequences,
+                                            .params = params});
+    }
+    if (ring) add_far_keys(s, heads_TD, x.q, mine, *ring, *sequences.context);
     if (head_norm_) normalise(s, mix_TD, heads_TD, w);
   }
 
@@ -195,6 +197,11 @@ class StickBreakingAttention : public Attention {
                 const Sequences& sequences) const override {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const int64_t tokens = x_TD.rows();
+    const Qkv x = qkv_.saved(mine.qkv);
+    std::optional<KeyRing> ring;
+    if (sequences.context != nullptr) {
+      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kBackward);
+    }
     Buffer dheads;
     Tensor dheads_TD = dmix_TD;
     if (head_norm_) {
@@ -212,31 +219,34 @@ class StickBreakingAttention : public Attention {
     const Buffer dqkv = qkv_.gradients(s, tokens);
     Buffer dgate;
     if (gated_) dgate = s.scratch("dgate", s.memory().compute_dtype(), {tokens, model_.heads});
-    const Qkv x = qkv_.saved(mine.qkv);
     const Qkv dx = qkv_.view(dqkv);
-    std::optional<FarGradients> far;
-    if (sequences.context != nullptr) far.emplace(far_backward(s, dheads_TD, x, mine, sequences));
-    ops::run(s, ops::StickBreakingBackward{.dq_THd = dx.q,
-                                           .dk_THd = dx.k,
-                                           .dv_THd = dx.v,
-                                           .dgate_TH = dgate,
-                                           .dremainder_bias_Hd = remainder_bias(dw),
-                                           .do_THd = dheads_TD,
-                                           .drem_HT = far ? far->w_HT.tensor() : Tensor(),
-                                           .log2_rem_HT = mine.log2_rem_HT,
-                                           .stop_HT = mine.stop_HT,
-                                           .q_THd = x.q,
-                                           .k_THd = x.k,
-                                           .v_THd = x.v,
-                                           .gate_TH = mine.gate_TH,
-                                           .remainder_bias_Hd = remainder_bias(w),
-                                           .sequences = sequences,
-                                           .params = params_of(s, tokens)});
-    if (far) {
-      ops::run(s, ops::Add{.y = dx.q, .x = far->dq_THd});
-      ops::run(s, ops::Add{.y = dx.k, .x = far->keys.dk()});
-      ops::run(s, ops::Add{.y = dx.v, .x = far->keys.dv()});
-      far.reset();
+    FarGradients far;
+    if (ring) far = far_backward(s, dheads_TD, x.q, mine, *ring);
+    for (const OwnTokens& own : own_tokens(sequences)) {
+      ops::run(s, ops::StickBreakingBackward{.dq_THd = own.rows(dx.q),
+                                             .dk_THd = own.rows(dx.k),
+                                             .dv_THd = own.rows(dx.v),
+                                             .dgate_TH = own.rows(dgate),
+                                             .dremainder_bias_Hd = remainder_bias(dw),
+                                             .do_THd = own.rows(dheads_TD),
+                                             .drem_HT = own.per_head(far.w_HT),
+                                             .log2_rem_HT = own.per_head(mine.log2_rem_HT),
+                                             .stop_HT = own.per_head(mine.stop_HT),
+                                             .q_THd = own.rows(x.q),
+                                             .k_THd = own.rows(x.k),
+                                             .v_THd = own.rows(x.v),
+                                             .gate_TH = own.rows(mine.gate_TH),
+                                             .remainder_bias_Hd = remainder_bias(w),
+                                             .sequences = own.sequences,
+                                             .params = params_of(s, tokens)});
+    }
+    if (ring) {
+      const KeyRing::Home home = ring->home();
+      ops::run(s, ops::Add{.y = dx.q, .x = far.dq_THd});
+      ops::run(s, ops::Add{.y = dx.k, .x = home.dk});
+      ops::run(s, ops::Add{.y = dx.v, .x = home.dv});
+      far = {};
+      ring.reset();
     }
     qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
     if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
@@ -365,31 +375,31 @@ class StickBreakingAttention : public Attention {
   }
 
  private:
-  // Adds the keys of earlier ranks to the output of this rank's own, the nearest first.
+  // Adds the keys of earlier chunks to the output of the chunks' own, the nearest first.
   void add_far_keys(Stream& s, const Tensor& o_THd, const Tensor& q_THd, StickBreakingSaved& saved,
-                    KeyRing& ring, const Sequences& sequences) const {
-    const int64_t others = sequences.context->ranks->size() - 1;
+                    KeyRing& ring, const ContextShare& share) const {
     const auto buffer = [&](const char* name, DType dtype) {
       return s.memory().allocate(MemoryClass::kAttention, name, dtype,
-                                 {others, model_.heads, q_THd.rows()});
+                                 {KeyRing::visits(share), model_.heads, share.chunk_tokens()});
     };
-    saved.far_log2_rem = buffer("remainders after other ranks", DType::kF32);
-    saved.far_stop = buffer("stops in other ranks", DType::kI32);
+    saved.far_log2_rem = buffer("remainders after other chunks", DType::kF32);
+    saved.far_stop = buffer("stops in other chunks", DType::kI32);
     // Sums are f32.
     Buffer sums;
     if (o_THd.dtype != DType::kF32) {
-      sums = s.scratch("o of other ranks", DType::kF32, {q_THd.rows(), q_THd.cols()});
+      sums = s.scratch("o of other chunks", DType::kF32, {q_THd.rows(), q_THd.cols()});
       ops::run(s, ops::Fill{.x = sums, .value = 0.0f});
     }
     const bool apart = sums.tensor().defined();
     const Tensor sum_THd = apart ? sums.tensor() : o_THd;
-    for (int64_t hop = 0; ring.next(); ++hop) {
+    while (ring.next()) {
+      const OwnTokens own = ring.own();
       ops::run(s, ops::StickBreakingFarForward{
-                      .o_THd = sum_THd,
-                      .log2_rem_HT = StickBreakingSaved::of_hop(saved.far_log2_rem, hop),
-                      .stop_HT = StickBreakingSaved::of_hop(saved.far_stop, hop),
-                      .before_HT = before_hop(saved, hop),
-                      .q_THd = q_THd,
+                      .o_THd = own.rows(sum_THd),
+                      .log2_rem_HT = StickBreakingSaved::of_visit(saved.far_log2_rem, ring.index()),
+                      .stop_HT = StickBreakingSaved::of_visit(saved.far_stop, ring.index()),
+                      .before_HT = before_visit(saved, ring),
+                      .q_THd = own.rows(q_THd),
                       .k_THd = ring.k(),
                       .v_THd = ring.v(),
                       .far = ring.keys(),
@@ -398,50 +408,42 @@ class StickBreakingAttention : public Attention {
     if (apart) ops::run(s, ops::Add{.y = o_THd, .x = sums});
   }
 
-  // What nearer keys have left where the keys of a hop come.
-  static Tensor before_hop(const StickBreakingSaved& saved, int64_t hop) {
-    if (hop == 0) return saved.log2_rem_HT;
-    return StickBreakingSaved::of_hop(saved.far_log2_rem, hop - 1);
+  // What nearer keys have left where the keys of a visit come.
+  static Tensor before_visit(const StickBreakingSaved& saved, const KeyRing& ring) {
+    if (ring.nearest()) return ring.own().per_head(saved.log2_rem_HT);
+    return StickBreakingSaved::of_visit(saved.far_log2_rem, ring.index() - 1);
   }
 
-  // Gradients that the keys of earlier ranks give to the queries and to what they find of the
-  // stick, and that later ranks give to this one's keys.
+  // Gradients that the keys of earlier chunks give to the queries, f32 [T, H*d], and to what they
+  // find of the stick.
   struct FarGradients {
     Buffer dq_THd, w_HT;
-    KeyGradientRing keys;
   };
-  FarGradients far_backward(Stream& s, const Tensor& do_THd, const Qkv& x,
-                            const StickBreakingSaved& saved, const Sequences& sequences) const {
-    const ContextShare& share = *sequences.context;
-    const int64_t tokens = x.q.rows();
-    KeyRing ring(s, share, x.k, x.v, KeyRing::Order::kFarthestFirst);
+  FarGradients far_backward(Stream& s, const Tensor& do_THd, const Tensor& q_THd,
+                            const StickBreakingSaved& saved, KeyRing& ring) const {
+    const int64_t tokens = q_THd.rows();
     FarGradients far{
-        .dq_THd = s.scratch("dq of other ranks", DType::kF32, {tokens, x.q.cols()}),
-        .w_HT = s.scratch("gradient of the remainder", DType::kF32, {model_.heads, tokens}),
-        .keys = KeyGradientRing(s, share, x.k)};
+        .dq_THd = s.scratch("dq of other chunks", DType::kF32, {tokens, q_THd.cols()}),
+        .w_HT = s.scratch("gradient of the remainder", DType::kF32, {model_.heads, tokens})};
     ops::run(s, ops::Fill{.x = far.dq_THd, .value = 0.0f});
     ops::run(s, ops::Fill{.x = far.w_HT, .value = 0.0f});
     while (ring.next()) {
-      far.keys.next();
-      // The hop of the forward pass in which these keys came.
-      const int size = share.ranks->size();
-      const int64_t hop = (share.ranks->place() - ring.rank() + size) % size - 1;
+      const OwnTokens own = ring.own();
       ops::run(s, ops::StickBreakingFarBackward{
-                      .dq_THd = far.dq_THd,
-                      .dk_THd = far.keys.dk(),
-                      .dv_THd = far.keys.dv(),
-                      .w_HT = far.w_HT,
-                      .do_THd = do_THd,
-                      .before_HT = before_hop(saved, hop),
-                      .log2_rem_HT = StickBreakingSaved::of_hop(saved.far_log2_rem, hop),
-                      .stop_HT = StickBreakingSaved::of_hop(saved.far_stop, hop),
-                      .q_THd = x.q,
+                      .dq_THd = own.rows(far.dq_THd),
+                      .dk_THd = ring.dk(),
+                      .dv_THd = ring.dv(),
+                      .w_HT = own.per_head(far.w_HT),
+                      .do_THd = own.rows(do_THd),
+                      .before_HT = before_visit(saved, ring),
+                      .log2_rem_HT = StickBreakingSaved::of_visit(saved.far_log2_rem, ring.index()),
+                      .stop_HT = StickBreakingSaved::of_visit(saved.far_stop, ring.index()),
+                      .q_THd = own.rows(q_THd),
                       .k_THd = ring.k(),
                       .v_THd = ring.v(),
                       .far = ring.keys(),
                       .params = params_of(s, tokens)});
     }
-    far.keys.home();
     return far;
   }
 

@@ -113,6 +113,12 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("context_parallel", c.context_parallel, between(1, 1024),
         "Ranks that share every sequence, each with a part of its tokens (docs/long_context.md); "
         "they must divide the number of ranks. 1: every rank has whole sequences.");
+  f.add(
+      "context_layout", c.context_layout,
+      "Which tokens of a micro-batch each of the ranks that share it holds. consecutive: one part; "
+      "folded: two half parts, as far from the beginning as from the end, so that all read the "
+      "same number of keys; each then holds the keys of all while a layer is computed. auto: "
+      "folded where it shares keys more evenly (docs/long_context.md).");
   f.add("reduce_dtype", c.reduce_dtype,
         "The type in which gradients are added up across ranks. bfloat16 halves the traffic and "
         "rounds each sum.");

@@ -147,6 +147,10 @@ class Checker {
       problem("train.context_parallel", "{} ranks cannot share {} tokens (micro_batch {} of {})",
               ranks, train.micro_batch * train.sequence_length, train.micro_batch,
               train.sequence_length);
+    } else if (train.context_layout == ContextLayout::kFolded &&
+               train.micro_batch * train.sequence_length % (2 * ranks) != 0) {
+      problem("train.context_layout", "{} tokens cannot be folded: {} ranks take two of {} parts",
+              train.micro_batch * train.sequence_length, ranks, 2 * ranks);
     }
     for (const AttentionConfig& attention : config_.model.attention) {
       const AttentionModule& module = attention_registry().at(attention.type);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "core/context_layout.h"
 #include "core/memory.h"
 #include "core/sequences.h"
 #include "core/stream.h"
@@ -20,30 +22,42 @@ class ContextRanks {
   // Starts to = `from` of the rank `step` places before this one (Communicator::shift), beside what
   // `s` is given from now on. Both stay until await() has been called with what this returns.
   virtual Event start_shift(Stream& s, const Buffer& to, const Buffer& from, int step) = 0;
+  // Starts part [n] = this rank's part of the sum of all ranks' parts [N * n], likewise
+  // (Communicator::reduce_scatter).
+  virtual Event start_sum(Stream& s, const Buffer& part, const Buffer& parts) = 0;
   // What `s` is given from now on sees the result.
-  virtual void await(Stream& s, const Event& shifted) = 0;
+  virtual void await(Stream& s, const Event& started) = 0;
+};
+
+// A chunk that this rank holds.
+struct ContextChunk {
+  int place = 0;  // in the line
+  // The document that goes on from earlier chunks, if there is one: its tokens here, which are the
+  // first, and in earlier chunks.
+  int64_t continued = 0;
+  int64_t earlier = 0;
+  // The documents, cut at the ends of the chunk: tokens and positions count from there.
+  Sequences documents{};
 };
 
 // This rank's part of a micro-batch.
 struct ContextShare {
   ContextRanks* ranks = nullptr;
-  int64_t tokens = 0;  // T
-  // The document that goes on from earlier ranks, if there is one: its tokens here, which are the
-  // first, and on earlier ranks.
-  int64_t continued = 0;
-  int64_t earlier = 0;
-  // i32 [T]: 0, 1, 2, ... within each document that is cut at the ends of this part.
-  Tensor cut_positions_T{};
-  // How many tokens of rank `rank`, which is an earlier one, these tokens see: its last ones.
-  int64_t keys_of(int rank) const {
-    const int64_t nearer = (ranks->place() - 1 - rank) * tokens;
-    return std::clamp<int64_t>(earlier - nearer, 0, tokens);
+  ContextLayout layout = ContextLayout::kConsecutive;
+  int64_t tokens = 0;                  // T, of this rank
+  std::vector<ContextChunk> chunks{};  // one, or two with ContextLayout::kFolded
+
+  int64_t chunk_tokens() const { return tokens / chunks_of_rank(layout); }
+  // The rank that holds the chunk of a place, and which one of its chunks that is.
+  int rank_of(int place) const {
+    return place < ranks->size() ? place : 2 * ranks->size() - 1 - place;
+  }
+  int chunk_of(int place) const { return place < ranks->size() ? 0 : 1; }
+  // How many tokens of the chunk at `place`, an earlier one, `chunk` sees: its last ones.
+  int64_t keys_of(const ContextChunk& chunk, int place) const {
+    const int64_t nearer = (chunk.place - 1 - place) * chunk_tokens();
+    return std::clamp<int64_t>(chunk.earlier - nearer, 0, chunk_tokens());
   }
 };
-
-// The place of each token in the document of cu_seqlens that it belongs to.
-inline const Tensor& local_positions(const Sequences& sequences) {
-  return sequences.context ? sequences.context->cut_positions_T : sequences.positions_T;
-}
 
 }  // namespace sbtrain

@@ -19,8 +19,8 @@ struct Sequences {
   // The length that rotary positions are scaled for, where that is less than max_seqlen, which is
   // only a bound of buffers then: what a prompt may grow to while it is continued. 0: max_seqlen.
   int64_t reach = 0;
-  // Where ranks share the tokens of a micro-batch, this rank's part: the documents are then cut at
-  // its ends, while positions go on from earlier ranks. Null: it has all tokens.
+  // Where ranks share the tokens of a micro-batch, this rank's part, which has the documents: only
+  // positions_T, which go on from earlier ranks, and reach are set here. Null: it has all tokens.
   const ContextShare* context = nullptr;
   int64_t rope_length() const { return reach > 0 ? reach : max_seqlen; }
 };

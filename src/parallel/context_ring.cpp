@@ -2,20 +2,30 @@
 
 namespace sbtrain {
 
-Event ContextRing::start_shift(Stream& s, const Buffer& to, const Buffer& from, int step) {
+template <typename Transfer>
+Event ContextRing::start(Stream& s, const Buffer& to, const Buffer& from,
+                         const Transfer& transfer) {
   Event now;
   s.record(now);
   communication_.wait(now);
   communication_.use(to);
   communication_.use(from);
-  ranks_.shift(communication_, to, from, step);
+  transfer();
   Event done;
   communication_.record(done);
   return done;
 }
 
-void ContextRing::await(Stream& /*s*/, const Event& shifted) {
-  waits_.wait(shifted);
+Event ContextRing::start_shift(Stream& s, const Buffer& to, const Buffer& from, int step) {
+  return start(s, to, from, [&] { ranks_.shift(communication_, to, from, step); });
+}
+
+Event ContextRing::start_sum(Stream& s, const Buffer& part, const Buffer& parts) {
+  return start(s, part, parts, [&] { ranks_.reduce_scatter(communication_, part, parts); });
+}
+
+void ContextRing::await(Stream& /*s*/, const Event& started) {
+  waits_.wait(started);
 }
 
 }  // namespace sbtrain

@@ -17,9 +17,13 @@ class ContextRing : public ContextRanks {
   int place() const override { return ranks_.rank(); }
   int size() const override { return ranks_.world(); }
   Event start_shift(Stream& s, const Buffer& to, const Buffer& from, int step) override;
-  void await(Stream& s, const Event& shifted) override;
+  Event start_sum(Stream& s, const Buffer& part, const Buffer& parts) override;
+  void await(Stream& s, const Event& started) override;
 
  private:
+  // Gives `transfer` to the other stream, for the memory of both.
+  template <typename Transfer>
+  Event start(Stream& s, const Buffer& to, const Buffer& from, const Transfer& transfer);
   Communicator& ranks_;
   Stream& communication_;
   WaitTimes& waits_;

@@ -41,4 +41,33 @@ void check_batch(const TrainConfig& train, int64_t ranks) {
        train.micro_batch, smaller, takers * train.micro_batch);
 }
 
+double context_balance(const TrainConfig& train, ContextLayout layout) {
+  const auto ranks = static_cast<int>(train.context_parallel);
+  const int64_t chunks = chunks_of_rank(layout) * train.context_parallel;
+  const int64_t tokens = train.micro_batch * train.sequence_length / chunks;
+  double most = 0, all = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    double keys = 0;
+    for (const int64_t place : places_of(layout, rank, ranks)) {
+      for (int64_t t = place * tokens; t < (place + 1) * tokens; ++t) {
+        keys += static_cast<double>(t % train.sequence_length);
+      }
+    }
+    most = std::max(most, keys);
+    all += keys;
+  }
+  return all > 0 ? most * ranks / all : 1.0;
+}
+
+ContextLayout context_layout(const TrainConfig& train) {
+  if (train.context_layout != ContextLayout::kAuto) return train.context_layout;
+  constexpr double kGain = 1.05;
+  if (train.micro_batch * train.sequence_length % (2 * train.context_parallel) != 0) {
+    return ContextLayout::kConsecutive;
+  }
+  const bool better = context_balance(train, ContextLayout::kConsecutive) >=
+                      kGain * context_balance(train, ContextLayout::kFolded);
+  return better ? ContextLayout::kFolded : ContextLayout::kConsecutive;
+}
+
 }  // namespace sbtrain

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <numeric>
 #include <set>
 
 #include "core/device.h"
@@ -13,6 +12,7 @@
 #include "model/transformer.h"
 #include "optim/schedule.h"
 #include "parallel/communicator.h"
+#include "train/batch_share.h"
 #include "train/plan_text.h"
 #include "train/scale.h"
 #include "train/step.h"
@@ -109,27 +109,22 @@ std::string describe_duration(double flops, Backend target, const Config& config
       duration_text(flops / (mfu * peak * 1e12)), mfu * 100, peak);
 }
 
-// How the ranks that share sequences share the keys that they read: rows of one document each, of
-// which no key is skipped.
+// How the ranks that share sequences share the keys that they read.
 std::string describe_context(const TrainConfig& train) {
   const int64_t ranks = train.context_parallel;
   if (ranks == 1) return "";
-  const int64_t part = train.micro_batch * train.sequence_length / ranks;
-  std::vector<double> keys;
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    double sum = 0;
-    for (int64_t t = rank * part; t < (rank + 1) * part; ++t) {
-      sum += static_cast<double>(t % train.sequence_length);
-    }
-    keys.push_back(sum);
+  const ContextLayout layout = context_layout(train);
+  std::string balance;
+  for (const ContextLayout one : {ContextLayout::kConsecutive, ContextLayout::kFolded}) {
+    const int64_t chunks = chunks_of_rank(one) * ranks;
+    if (train.micro_batch * train.sequence_length % chunks != 0) continue;
+    balance += fmt::format("{}{:.2f} {}", balance.empty() ? "" : ", ", context_balance(train, one),
+                           name_of(one));
   }
-  const double mean = std::accumulate(keys.begin(), keys.end(), 0.0) / static_cast<double>(ranks);
-  const double most = *std::ranges::max_element(keys);
   return fmt::format(
-      "context           {} ranks share a micro-batch, {} consecutive tokens each; with one "
-      "document "
-      "in a row and nothing skipped the busiest reads {:.2f} times the keys of the mean\n",
-      ranks, grouped(part), mean > 0 ? most / mean : 1.0);
+      "context           {} ranks share a micro-batch, {} tokens each, {}; with one document in a "
+      "row and nothing skipped the busiest reads this many times the keys of the mean: {}\n",
+      ranks, grouped(train.micro_batch * train.sequence_length / ranks), name_of(layout), balance);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_config.h"
+#include "core/context_layout.h"
 #include "core/device_choice.h"
 #include "core/duration.h"
 #include "core/enum_names.h"
@@ -63,6 +64,7 @@ struct TrainConfig {
   CudaGraph cuda_graph = CudaGraph::kAuto;
   Precision precision = Precision::kBf16;
   int64_t context_parallel = 1;  // ranks that share the tokens of a micro-batch
+  ContextLayout context_layout = ContextLayout::kAuto;
   int64_t tokens_per_step() const { return batch * sequence_length; }
   bool operator==(const TrainConfig&) const = default;
 };

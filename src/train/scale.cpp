@@ -133,7 +133,9 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
   RankPlan plan;
   plan.config = config;
   const auto run = [&](Traffic* record, const auto& program) {
-    const auto ranks = make_planned(0, options.world, options.gpus_per_node, record);
+    // Of ranks that share sequences the last one makes the most visits (attention/context.h).
+    const auto ranks = make_planned(static_cast<int>(train.context_parallel) - 1, options.world,
+                                    options.gpus_per_node, record);
     const Mesh mesh(*ranks, train.sharding, options.gpus_per_node,
                     static_cast<int>(train.context_parallel));
     const Transformer model(config.model, train.recompute, mesh.shard_count());

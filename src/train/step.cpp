@@ -7,11 +7,11 @@
 
 #include "core/error.h"
 #include "core/fp8.h"
-#include "data/batch_part.h"
 #include "model/inference/maps.h"
 #include "ops/memory.h"
 #include "ops/optimizer.h"
 #include "ops/stream_control.h"
+#include "train/batch_share.h"
 
 namespace sbtrain {
 namespace {
@@ -23,11 +23,20 @@ const char* program_name(ShardedParams::MicroBatch micro_batch) {
   return micro_batch.last ? "last micro-batch" : "middle micro-batch";
 }
 
-// The arrays of a micro-batch in the order in which they lie in memory.
-// kCutPositions only where ranks share sequences.
-enum InputArray : uint8_t { kTokens, kInputTargets, kPositions, kCuSeqlens, kCutPositions };
-int64_t input_arrays(bool shared) {
-  return shared ? kCutPositions + 1 : kCutPositions;
+// The arrays of a micro-batch in the order in which they lie in memory. Where ranks share
+// sequences, there are kCutPositions, which begin anew with each chunk, and cu_seqlens of each
+// chunk.
+enum InputArray : uint8_t {
+  kTokens,
+  kInputTargets,
+  kPositions,
+  kCuSeqlens,
+  kCutPositions,
+  kCuSeqlensOfSecondChunk
+};
+int64_t input_arrays(bool shared, ContextLayout layout) {
+  if (!shared) return kCutPositions;
+  return layout == ContextLayout::kFolded ? kCuSeqlensOfSecondChunk + 1 : kCuSeqlensOfSecondChunk;
 }
 
 enum ValidationSum : uint8_t { kLoss, kHits, kTargets, kBytes, kStop, kValidationSums };
@@ -84,7 +93,11 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   if (mesh.context() != nullptr) {
     ring_.emplace(*mesh.context(), *params_.communication(), params_.wait_times());
     context_.ranks = &*ring_;
+    context_.layout = context_layout(config_);
     context_.tokens = tokens_;
+    for (const int place : places_of(context_.layout, ring_->place(), ring_->size())) {
+      context_.chunks.push_back({.place = place});
+    }
   }
   if (config_.offload == Offload::kActivations) {
     offload_.emplace(s, config.model.layers, tokens_, config.model.width);
@@ -92,16 +105,16 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   s.set_deterministic(config.train.deterministic);
   s.set_precision(in_fp8(config, mesh) ? Precision::kFp8 : Precision::kBf16);
   ops::control(s).set_overlap(records_);
-  const auto input = [&](const char* name, DType dtype, int64_t n) {
+  const auto allocate = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
   };
-  inputs_ = input("micro-batch", DType::kI32, input_arrays(ring_.has_value()) * inputs_stride_);
-  context_.cut_positions_T =
-      ring_ ? inputs_.tensor().row_range(kCutPositions * inputs_stride_, tokens_) : Tensor();
-  loss_T_ = input("loss", DType::kF32, tokens_);
-  hits_T_ = input("hits", DType::kF32, tokens_);
-  validation_sums_ = input("validation sums", DType::kF64, kValidationSums);
-  stats_ = input("stats", DType::kF64, ops::kStepStats);
+  inputs_ = allocate("micro-batch", DType::kI32,
+                     input_arrays(ring_.has_value(), context_.layout) * inputs_stride_);
+  for (ContextChunk& chunk : context_.chunks) set_documents(chunk, 1);
+  loss_T_ = allocate("loss", DType::kF32, tokens_);
+  hits_T_ = allocate("hits", DType::kF32, tokens_);
+  validation_sums_ = allocate("validation sums", DType::kF64, kValidationSums);
+  stats_ = allocate("stats", DType::kF64, ops::kStepStats);
   ops::run(s, ops::Fill{.x = stats_, .value = 0.0f});
 }
 
@@ -116,52 +129,90 @@ bool TrainStep::records() const {
   return mesh_.world().world() == 1 && model_.flops_per_token(keys) * tokens < 1e12;
 }
 
+Tensor TrainStep::input(int64_t array, int64_t first, int64_t n) const {
+  return inputs_.tensor().row_range(array * inputs_stride_ + first, n);
+}
+
 BatchTensors TrainStep::views(int64_t documents) const {
-  const auto array = [&](InputArray i, int64_t n) {
-    return inputs_.tensor().row_range(i * inputs_stride_, n);
-  };
-  BatchTensors batch{.tokens_T = array(kTokens, tokens_),
-                     .targets_T = array(kInputTargets, tokens_),
-                     .sequences = {.cu_seqlens = array(kCuSeqlens, documents + 1),
-                                   .positions_T = array(kPositions, tokens_),
+  BatchTensors batch{.tokens_T = input(kTokens, 0, tokens_),
+                     .targets_T = input(kInputTargets, 0, tokens_),
+                     .sequences = {.cu_seqlens = {},
+                                   .positions_T = input(kPositions, 0, tokens_),
                                    .count = documents,
                                    .max_seqlen = config_.sequence_length}};
-  if (!ring_) return batch;
-  batch.sequences.max_seqlen = std::min(config_.sequence_length, tokens_);
-  batch.sequences.reach = config_.sequence_length;
-  batch.sequences.context = &context_;
+  if (ring_) {
+    batch.sequences.reach = config_.sequence_length;
+    batch.sequences.context = &context_;
+  } else {
+    batch.sequences.cu_seqlens = input(kCuSeqlens, 0, documents + 1);
+  }
   return batch;
+}
+
+void TrainStep::set_documents(ContextChunk& chunk, int64_t documents) {
+  const bool second = &chunk != context_.chunks.data();
+  const int64_t tokens = context_.chunk_tokens();
+  chunk.documents = {
+      .cu_seqlens = input(second ? kCuSeqlensOfSecondChunk : kCuSeqlens, 0, documents + 1),
+      .positions_T = input(kCutPositions, second ? tokens : 0, tokens),
+      .count = documents,
+      .max_seqlen = std::min(config_.sequence_length, tokens),
+      .reach = config_.sequence_length};
+}
+
+BatchPart TrainStep::part_of_chunk(const PackedBatch& batch, const ContextChunk& chunk) const {
+  return part_of(batch, chunk.place, chunks_of_rank(context_.layout) * ring_->size());
 }
 
 // Of this rank's part.
 int64_t TrainStep::valid_targets(const PackedBatch& batch) const {
   if (!ring_) return batch.valid_targets;
-  return part_of(batch, ring_->place(), ring_->size()).batch.valid_targets;
+  int64_t targets = 0;
+  for (const ContextChunk& chunk : context_.chunks) {
+    targets += part_of_chunk(batch, chunk).batch.valid_targets;
+  }
+  return targets;
 }
 
-BatchTensors TrainStep::upload(const PackedBatch& whole) {
-  BatchPart part;
-  if (ring_) {
-    part = part_of(whole, ring_->place(), ring_->size());
-    context_.continued = part.continued;
-    context_.earlier = part.earlier;
-  }
-  const PackedBatch& batch = ring_ ? part.batch : whole;
-  require(static_cast<int64_t>(batch.tokens.size()) == tokens_,
-          "a micro-batch of {} tokens where the step has {}", batch.tokens.size(), tokens_);
-  std::vector<int32_t> host(static_cast<size_t>(input_arrays(ring_.has_value()) * inputs_stride_));
-  const auto put = [&](InputArray i, const std::vector<int32_t>& values) {
-    require(static_cast<int64_t>(values.size()) <= inputs_stride_, "{} values of {} tokens",
+BatchTensors TrainStep::upload(const PackedBatch& batch) {
+  const auto ranks = static_cast<size_t>(ring_ ? ring_->size() : 1);
+  require(batch.tokens.size() == static_cast<size_t>(tokens_) * ranks,
+          "a micro-batch of {} tokens where the step has {}", batch.tokens.size(),
+          static_cast<size_t>(tokens_) * ranks);
+  std::vector<int32_t> host(
+      static_cast<size_t>(input_arrays(ring_.has_value(), context_.layout) * inputs_stride_));
+  const auto put = [&](InputArray i, const std::vector<int32_t>& values, int64_t first = 0) {
+    require(first + static_cast<int64_t>(values.size()) <= inputs_stride_, "{} values of {} tokens",
             values.size(), tokens_);
-    std::ranges::copy(values, host.begin() + i * inputs_stride_);
+    std::ranges::copy(values, host.begin() + i * inputs_stride_ + first);
   };
-  put(kTokens, batch.tokens);
-  put(kInputTargets, batch.targets);
-  put(kPositions, batch.positions);
-  put(kCuSeqlens, batch.cu_seqlens);
-  if (ring_) put(kCutPositions, part.cut_positions);
+  const auto put_tokens = [&](const PackedBatch& part, int64_t first) {
+    put(kTokens, part.tokens, first);
+    put(kInputTargets, part.targets, first);
+    put(kPositions, part.positions, first);
+  };
+  const auto documents = [](const PackedBatch& part) {
+    return static_cast<int64_t>(part.cu_seqlens.size()) - 1;
+  };
+  int64_t count = 0, first = 0;
+  for (ContextChunk& chunk : context_.chunks) {
+    const BatchPart part = part_of_chunk(batch, chunk);
+    put_tokens(part.batch, first);
+    put(kCutPositions, part.cut_positions, first);
+    put(first == 0 ? kCuSeqlens : kCuSeqlensOfSecondChunk, part.batch.cu_seqlens);
+    chunk.continued = part.continued;
+    chunk.earlier = part.earlier;
+    set_documents(chunk, documents(part.batch));
+    count += documents(part.batch);
+    first += context_.chunk_tokens();
+  }
+  if (!ring_) {
+    put_tokens(batch, 0);
+    put(kCuSeqlens, batch.cu_seqlens);
+    count = documents(batch);
+  }
   ops::run(stream_, ops::CopyFromHost{.y = inputs_, .host = host.data()});
-  return views(static_cast<int64_t>(batch.cu_seqlens.size()) - 1);
+  return views(count);
 }
 
 void TrainStep::plan() {

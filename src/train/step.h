@@ -7,7 +7,7 @@
 
 #include "core/graph.h"
 #include "core/stream.h"
-#include "data/batch.h"
+#include "data/batch_part.h"
 #include "model/transformer.h"
 #include "ops/stream_control.h"
 #include "parallel/context_ring.h"
@@ -122,7 +122,11 @@ class TrainStep {
   bool records() const;
   void add_validation(const BatchTensors& batch);
   std::vector<KeysRead> count_keys(const Transformer& model, const BatchTensors& batch);
+  // Elements [first, first + n) of one of the arrays of inputs_.
+  Tensor input(int64_t array, int64_t first, int64_t n) const;
   BatchTensors views(int64_t documents) const;
+  void set_documents(ContextChunk& chunk, int64_t documents);
+  BatchPart part_of_chunk(const PackedBatch& batch, const ContextChunk& chunk) const;
 
   const TrainConfig& config_;
   const Transformer& model_;
@@ -138,8 +142,8 @@ class TrainStep {
   std::optional<ContextRing> ring_;
   ContextShare context_;
   std::optional<ActivationOffload> offload_;
-  // Of a micro-batch, i32: one copy brings tokens, targets, positions and cu_seqlens, each from a
-  // multiple of inputs_stride_ elements on.
+  // Of a micro-batch, i32: one copy brings tokens, targets, positions, cu_seqlens and what chunks
+  // have, each from a multiple of inputs_stride_ elements on.
   int64_t inputs_stride_;
   Buffer inputs_;
   Buffer loss_T_, hits_T_;

@@ -1,5 +1,6 @@
 // Ranks that are threads and share one GPU: their communicator, and steps in which they share every
 // sequence.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -32,7 +33,8 @@ TEST_P(GpuCommunicator, HoldsForThreads) {
 constexpr int32_t kRowLength = 768;
 constexpr int32_t kRowVocab = 509;
 
-Config config_of(const char* attention, int64_t head_dim, int context) {
+Config config_of(const char* attention, int64_t head_dim, int context,
+                 ContextLayout layout = ContextLayout::kConsecutive) {
   Config config;
   config.model.layers = 2;
   config.model.width = 4 * head_dim;
@@ -46,6 +48,7 @@ Config config_of(const char* attention, int64_t head_dim, int context) {
   config.train.micro_batch = 2;
   config.train.batch = 2;
   config.train.context_parallel = context;
+  config.train.context_layout = layout;
   return config;
 }
 
@@ -118,16 +121,18 @@ TEST_P(GpuContextStep, TrainsLikeOneRank) {
     if (!gpu.stream.target().has_wgmma()) GTEST_SKIP() << "needs a GPU with wgmma";
   }
   const Trained expected = train(config_of(c.attention, c.head_dim, 1), c.implementation);
-  for (const int context : {2, 3, 4}) {
-    SCOPED_TRACE(context);
-    const Config config = config_of(c.attention, c.head_dim, context);
-    const Trained trained = train(config, c.implementation);
-    expect_near(trained.losses, expected.losses, 2e-3);
-    expect_near(trained.norms, expected.norms, 2e-2);
-    expect_near(trained.validation, expected.validation, 2e-3);
-    const Trained again = train(config, c.implementation);
-    EXPECT_EQ(again.losses, trained.losses);
-    EXPECT_EQ(again.norms, trained.norms);
+  for (const ContextLayout layout : {ContextLayout::kConsecutive, ContextLayout::kFolded}) {
+    for (const int context : {2, 3, 4}) {
+      SCOPED_TRACE(fmt::format("{} {}", name_of(layout), context));
+      const Config config = config_of(c.attention, c.head_dim, context, layout);
+      const Trained trained = train(config, c.implementation);
+      expect_near(trained.losses, expected.losses, 2e-3);
+      expect_near(trained.norms, expected.norms, 2e-2);
+      expect_near(trained.validation, expected.validation, 2e-3);
+      const Trained again = train(config, c.implementation);
+      EXPECT_EQ(again.losses, trained.losses);
+      EXPECT_EQ(again.norms, trained.norms);
+    }
   }
 }
 

@@ -333,29 +333,30 @@ TEST_F(RankedTraining, EveryWorldAndModeTrainsLikeOneProcess) {
   }
 }
 
-// Rows that two or four ranks share.
+// Rows that two or four ranks share, in either layout.
 TEST_F(RankedTraining, RanksThatShareSequencesTrainLikeOneProcess) {
   const auto context = [](int ranks) { return fmt::format("--train.context_parallel={}", ranks); };
   ASSERT_EQ(run(eight("one")), 0) << output_;
   struct Case {
     int world, context;
-    const char* mode;
+    const char *mode, *layout;
   };
-  for (const Case& c : {Case{2, 2, "full"}, Case{2, 2, "none"}, Case{4, 4, "grad"},
-                        Case{4, 2, "full"}, Case{4, 2, "none"}}) {
+  for (const Case& c : {Case{2, 2, "full", "folded"}, Case{2, 2, "none", "consecutive"},
+                        Case{4, 4, "grad", "folded"}, Case{4, 2, "full", "consecutive"},
+                        Case{4, 2, "none", "folded"}}) {
     const std::string out = fmt::format("{}{}-{}", c.mode, c.world, c.context);
     SCOPED_TRACE(out);
-    expect_done(c.world,
-                eight(out, {"--train.sharding=" + std::string(c.mode), context(c.context)}));
+    expect_done(c.world, eight(out, {"--train.sharding=" + std::string(c.mode), context(c.context),
+                                     "--train.context_layout=" + std::string(c.layout)}));
     expect_same_training(out, "one", 60);
   }
-  // From two that share sequences to four, and to one.
+  // From two that share sequences to four, in the other layout, and to one.
   int step = 20;
   for (const int world : {4, 1}) {
     const std::string to = fmt::format("moved{}", world);
     SCOPED_TRACE(to);
     copy_run("full2-2", to, step);
-    expect_done(world, eight(to, {context(world)}));
+    expect_done(world, eight(to, {context(world), "--train.context_layout=consecutive"}));
     expect_same_training(to, "one", 60);
   }
 }

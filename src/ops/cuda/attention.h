@@ -1,7 +1,6 @@
 // What the launchers of attention kernels share.
 #pragma once
 
-#include "core/context_share.h"
 #include "kernels/attention/alibi_slopes.h"
 #include "kernels/attention/softmax.h"
 #include "ops/attention.h"
@@ -34,7 +33,7 @@ template <typename Problem, typename Op>
 Problem attention_problem(const Op& op) {
   auto p = queries_and_keys<Problem>(op);
   p.cu_seqlens = op.sequences.cu_seqlens;
-  p.positions = local_positions(op.sequences);
+  p.positions = op.sequences.positions_T;
   p.sequences = static_cast<int>(op.sequences.count);
   if constexpr (requires { op.o_THd; }) p.o = head_rows(op.o_THd);
   if constexpr (requires { op.do_THd; }) {

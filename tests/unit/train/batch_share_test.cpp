@@ -68,5 +68,28 @@ TEST(BatchShare, RanksThatShareSequencesCountAsOne) {
             "set train.micro_batch: 1, or train.batch to a multiple of 8");
 }
 
+// Of N consecutive parts of one row, the last reads 2 - 1/N times the keys of the mean.
+TEST(BatchShare, FoldedPartsShareTheKeysOfARowEvenly) {
+  TrainConfig train = sequences(1, 1);
+  train.sequence_length = 4096;
+  for (const int64_t ranks : {2, 4, 8}) {
+    train.context_parallel = ranks;
+    const double n = static_cast<double>(ranks);
+    EXPECT_NEAR(context_balance(train, ContextLayout::kConsecutive), 2 - 1 / n, 1e-3);
+    EXPECT_NEAR(context_balance(train, ContextLayout::kFolded), 1, 1e-9);
+    EXPECT_EQ(context_layout(train), ContextLayout::kFolded);
+  }
+  // Ranks that hold whole rows share them evenly as it is, and odd numbers of tokens do not fold.
+  train = sequences(4, 4);
+  train.context_parallel = 2;
+  EXPECT_EQ(context_layout(train), ContextLayout::kConsecutive);
+  train.context_layout = ContextLayout::kFolded;
+  EXPECT_EQ(context_layout(train), ContextLayout::kFolded);
+  train = sequences(1, 1);
+  train.sequence_length = 99;
+  train.context_parallel = 3;
+  EXPECT_EQ(context_layout(train), ContextLayout::kConsecutive);
+}
+
 }  // namespace
 }  // namespace sbtrain
