@@ -34,6 +34,7 @@ struct RmsNormBackward {
   Tensor dy_TD, x_TD, w_D;
   float eps;
   bool accumulate_dw = true;
+  Tensor amax_1{};  // optional, = the largest |dx|
   void check() const {
     const Check c(kName);
     c.matrix("x_TD", x_TD);
@@ -41,11 +42,12 @@ struct RmsNormBackward {
     c.same("dy_TD", dy_TD, x_TD);
     c.flat("w_D", w_D, x_TD.cols(), x_TD.dtype);
     c.flat("dw_D", dw_D, x_TD.cols(), DType::kF32);
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1, DType::kF32);
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, x_TD.cols()); }
   kernels::RmsNormBackward kernel() const {
-    return {dx_TD, dw_D, dy_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps, accumulate_dw};
+    return {dx_TD, dw_D, dy_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps, accumulate_dw, amax_1};
   }
 };
 
