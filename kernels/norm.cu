@@ -74,10 +74,10 @@ __global__ void __launch_bounds__(S::kThreads) rmsnorm_kernel(const RmsNorm p) {
 }
 
 // With r = 1/rms(x), xhat = r x and g = w dy:  dx += r (g - xhat mean(g xhat)). Adds this row's
-// dy xhat to dw.
-template <typename S>
-__device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int lane,
-                                     float (&dw)[S::kHeld][S::kWidth]) {
+// dy xhat to dw. Returns largest_bits() of this thread's dx, or 0 without kAmax.
+template <typename S, bool kAmax>
+__device__ unsigned rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int lane,
+                                         float (&dw)[S::kHeld][S::kWidth]) {
   const int cols = static_cast<int>(p.cols);
   const Row<S> x(p.x.row(row), cols, lane);
   const Row<S> dy(p.dy.row(row), cols, lane);
@@ -96,6 +96,7 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
   group_sum<S::kLanes>(sums);
   const float r = rsqrtf(sums[0] / static_cast<float>(cols) + p.eps);
   const float mean = sums[1] * r / static_cast<float>(cols);
+  unsigned largest = 0;
   S::for_each_pack(cols, lane, [&](int k, int col) {
     const auto v = x.floats(k);
     const auto g = dy.floats(k);
@@ -107,8 +108,11 @@ __device__ void rmsnorm_backward_row(const RmsNormBackward& p, int64_t row, int 
       dw[k][i] += g[i] * normed;
       dx[i] += r * (g[i] * w[i] - normed * mean);
     }
-    store_floats(p.dx.row(row) + col, dx);
+    const auto rounded = convert<bf16>(dx);
+    store_pack(p.dx.row(row) + col, rounded);
+    if constexpr (kAmax) largest = max(largest, largest_bits(rounded));
   });
+  return largest;
 }
 
 // Few enough that two blocks of a multiprocessor hold x, dy, dx and the sums of dw in registers.
@@ -143,7 +147,7 @@ __device__ void store_block_sums(float* out, const float (&sums)[S::kHeld][S::kW
 }
 
 // Block `part` sums dw over its rows.
-template <typename S>
+template <typename S, bool kAmax>
 __global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
     rmsnorm_backward_kernel(const RmsNormBackward p) {
   constexpr int kGroups = kBackwardThreads<S> / S::kLanes;
@@ -152,10 +156,12 @@ __global__ void __launch_bounds__(kBackwardThreads<S>, S::kLanes == 32 ? 2 : 1)
   const int group = threadIdx.x / S::kLanes;
   const int cols = static_cast<int>(p.cols);
   float dw[S::kHeld][S::kWidth] = {};
+  unsigned largest = 0;
   const int64_t end = first_row(p.rows, blockIdx.x + 1);
   for (int64_t row = first_row(p.rows, blockIdx.x) + group; row < end; row += kGroups) {
-    rmsnorm_backward_row<S>(p, row, lane, dw);
+    largest = max(largest, rmsnorm_backward_row<S, kAmax>(p, row, lane, dw));
   }
+  if constexpr (kAmax) raise_amax(p.amax, largest);
   store_block_sums<S, kGroups>(p.scratch + blockIdx.x * p.cols, dw, cols);
 }
 
@@ -481,11 +487,14 @@ void launch(cudaStream_t stream, const RmsNorm& p) {
 }
 
 void launch(cudaStream_t stream, const RmsNormBackward& p) {
+  if (p.amax != nullptr) clear_amax("rmsnorm_backward", stream, p.amax);
   if (p.rows == 0 || p.cols == 0) return;
   const bool vectors = p.cols % 8 == 0 && vectors_fit<8>(p.dx, p.dy, p.x, p.w);
   with_row_shape("rmsnorm_backward", p.cols, vectors, [&](auto shape) {
     using S = decltype(shape);
-    rmsnorm_backward_kernel<S><<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
+    const auto kernel =
+        p.amax != nullptr ? rmsnorm_backward_kernel<S, true> : rmsnorm_backward_kernel<S, false>;
+    kernel<<<kTokenParts, kBackwardThreads<S>, 0, stream>>>(p);
   });
   check_launch("rmsnorm_backward");
   add_parts(stream, p.dw, p.scratch, p.cols, p.cols, p.accumulate_dw, p.early);

@@ -26,6 +26,7 @@ struct RmsNormBackward {
   int64_t rows, cols;
   float eps;
   bool accumulate_dw;
+  float* amax = nullptr;     // of dx, if wanted
   float* scratch = nullptr;  // [kTokenParts, cols]
   bool early = false;        // of the two kernels, the second begins early (dependent_launch.cuh)
 };

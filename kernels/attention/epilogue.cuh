@@ -53,25 +53,13 @@ __device__ __forceinline__ void combine_rows(float* out, int64_t stride, int row
   }
 }
 
-// out += factor(i) x, likewise.
+// out += factor(i) x, likewise: the same instructions as without a factor of out.
 template <int kRowBlocks, int kColBlocks, typename Factor>
 __device__ __forceinline__ void add_rows(float* out, int64_t stride, int rows, int cols,
                                          const Accumulator<kRowBlocks, kColBlocks>& x,
                                          Factor&& factor) {
-  const int row = lane_row(), col = lane_col();
-#pragma unroll
-  for (int i = 0; i < 2 * kRowBlocks; ++i) {
-    if (row + i * 8 >= rows) continue;
-    const float f = factor(i);
-    float* to = out + (row + i * 8) * stride + col;
-#pragma unroll
-    for (int c = 0; c < kColBlocks; ++c) {
-      if (c * 8 >= cols) break;
-      const float* pair = x.at[i / 2][c] + i % 2 * 2;
-      float2& sum = *reinterpret_cast<float2*>(to + c * 8);
-      sum = make_float2(fmaf(pair[0], f, sum.x), fmaf(pair[1], f, sum.y));
-    }
-  }
+  combine_rows(
+      out, stride, rows, cols, x, [](int) { return 1.0f; }, factor);
 }
 
 // The same for any number of columns and any alignment, rounded to bf16. With `pairs` the rows of

@@ -2,6 +2,8 @@
 // permuted keys that the copy engine loads, and what the rows of a warp see of them.
 #pragma once
 
+#include <limits>
+
 #include "kernels/attention/stickbreaking_tiles.cuh"
 #include "kernels/attention/tiles_hopper.cuh"
 
@@ -27,6 +29,14 @@ __device__ __forceinline__ auto score_scale(const StickBreakingProblem& p) {
   } else {
     return p.scale * kLog2e;
   }
+}
+
+// Loops with gates hide keys by infinite scores (hide_keys), which a scale of 0 would make NaN.
+// They take the smallest normal number for it: by that, every finite score is 0 beside the
+// logarithm of a gate, and what dq and dk are instead of 0 is of its size.
+inline StickBreakingProblem with_scale_that_hides(StickBreakingProblem p) {
+  if (p.gate != nullptr && p.scale == 0.0f) p.scale = std::numeric_limits<float>::min();
+  return p;
 }
 
 // Blocks of keys begin at multiples of kKeys. One that the pack ends within is loaded together with

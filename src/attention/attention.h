@@ -24,6 +24,9 @@ namespace sbtrain {
 class AttentionSaved {
  public:
   virtual ~AttentionSaved() = default;
+  // f32, the largest |x_TD| of the forward pass, where reads_fp8() and the block has found it: it
+  // spares the products with x a pass each.
+  Buffer x_amax_1;
 };
 
 // Keys, values and whatever else decoding needs, for B independent sequences.
@@ -82,6 +85,9 @@ class Attention {
   // mix_TD = module(x_TD).
   virtual void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w,
                        AttentionSaved& saved, const Sequences& sequences) const = 0;
+
+  // Whether the products with x_TD of as many tokens are in fp8.
+  virtual bool reads_fp8(const Stream& /*s*/, int64_t /*tokens*/) const { return false; }
 
   // dx_TD = gradient; gradients of the weights are added to `dw`. mix_TD is the output of
   // forward().

@@ -83,13 +83,15 @@ class CocaAttention : public Attention {
     return saved;
   }
 
+  bool reads_fp8(const Stream& s, int64_t tokens) const override { return qkv_.in_fp8(s, tokens); }
+
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<CocaSaved&>(saved);
     const Tensor& positions_T = sequences.positions_T;
     const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.rope_length());
     const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.rope_length());
-    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, /*query_factor=*/1.0f, mine.x_amax_1);
     const Buffer query = query_buffer(s, x_TD.rows());
     ops::run(s,
              ops::CocaQuery{
@@ -156,7 +158,7 @@ class CocaAttention : public Attention {
                                      .y_THd = x.k,
                                      .positions_T = positions_T,
                                      .params = key_params});
-    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w, mine.x_amax_1);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,

@@ -134,12 +134,12 @@ void QkvProjection::normalise(Stream& s, const Tensor& y, const Tensor& x, int64
 }
 
 Qkv QkvProjection::forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w,
-                           float query_factor) const {
+                           float query_factor, Tensor x_amax_1) const {
   if (query_factor == 1.0f) {
-    linear_.forward(s, saved.qkv_TN, x_TD, w);
+    linear_.forward(s, saved.qkv_TN, x_TD, w, Linear::ForwardOptions{.amax_1 = x_amax_1});
   } else {
     require(scales_queries(), "a factor of queries that have a norm or a bias");
-    linear_.forward_scaled(s, saved.qkv_TN, x_TD, w, heads_ * head_dim_, query_factor);
+    linear_.forward_scaled(s, saved.qkv_TN, x_TD, w, heads_ * head_dim_, query_factor, x_amax_1);
   }
   return normed(s, saved, w);
 }
@@ -165,7 +165,8 @@ Buffer QkvProjection::gradients(const Stream& s, int64_t tokens) const {
 }
 
 void QkvProjection::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_TN,
-                             const QkvSaved& saved, Tensor x_TD, const Weights& w) const {
+                             const QkvSaved& saved, Tensor x_TD, const Weights& w,
+                             Tensor x_amax_1) const {
   if (qk_norm_) {
     const auto norm = [&](const Tensor& gradient, const Tensor& x, int64_t heads,
                           const std::string& name) {
@@ -182,7 +183,7 @@ void QkvProjection::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor 
     norm(gradient.q, x.q, heads_, name_of_part("q", "norm.weight"));
     norm(gradient.k, x.k, key_heads_, name_of_part(key_, "norm.weight"));
   }
-  linear_.backward(s, dx_TD, dw, dqkv_TN, x_TD, w);
+  linear_.backward(s, dx_TD, dw, dqkv_TN, x_TD, w, Linear::BackwardOptions{.x_amax_1 = x_amax_1});
 }
 
 HostQkv QkvProjection::reference(const HostMatrix& x_TD, const HostWeights& w) const {

@@ -83,8 +83,10 @@ class QkvProjection {
 
   // The queries, keys and values, which the caller may change in place: rotate, for example. With a
   // factor, which needs scales_queries(), the queries are multiplied by it before they are rounded.
+  // x_amax_1 is AttentionSaved::x_amax_1.
   Qkv forward(Stream& s, const QkvSaved& saved, Tensor x_TD, const Weights& w,
-              float query_factor = 1.0f) const;
+              float query_factor = 1.0f, Tensor x_amax_1 = {}) const;
+  bool in_fp8(const Stream& s, int64_t tokens) const { return linear_.in_fp8(s, tokens); }
   bool scales_queries() const { return !qk_norm_ && !linear_.has_bias(); }
   // The same for a decode step.
   Qkv decode(Stream& s, const QkvSaved& saved, Tensor x_BD, const Weights& w,
@@ -98,7 +100,7 @@ class QkvProjection {
   Qkv view(const Tensor& dqkv_TN) const;
   // dx_TD = gradient; those of the weights are added to dw. Overwrites dqkv_TN.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dqkv_TN, const QkvSaved& saved,
-                Tensor x_TD, const Weights& w) const;
+                Tensor x_TD, const Weights& w, Tensor x_amax_1 = {}) const;
 
   int64_t heads() const { return heads_; }
   int64_t key_heads() const { return key_heads_; }

@@ -150,10 +150,12 @@ class RebasedAttention : public Attention {
     return saved;
   }
 
+  bool reads_fp8(const Stream& s, int64_t tokens) const override { return qkv_.in_fp8(s, tokens); }
+
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<RebasedSaved&>(saved);
-    qkv_.forward(s, mine.qkv_TN, x_TD, w);
+    qkv_.forward(s, mine.qkv_TN, x_TD, w, Linear::ForwardOptions{.amax_1 = mine.x_amax_1});
     if (kernel_.any()) apply_kernel(s, mine.norm_T2Hf, mine.qkv_TN, w);
     ops::run(s, ops::RebasedForward{.o_THe = mix_TD,
                                     .den_HT = mine.den_HT,
@@ -184,7 +186,7 @@ class RebasedAttention : public Attention {
                                      .params = params_});
     kernel_backward(s, dq, first(mine.qkv_TN), dw, w, kQNormWeight, kQNormBias);
     kernel_backward(s, dk, second(mine.qkv_TN), dw, w, kKNormWeight, kKNormBias);
-    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, x_TD, w, Linear::BackwardOptions{.x_amax_1 = mine.x_amax_1});
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,

@@ -119,10 +119,12 @@ class SoftmaxAttention : public Attention {
     return saved;
   }
 
+  bool reads_fp8(const Stream& s, int64_t tokens) const override { return qkv_.in_fp8(s, tokens); }
+
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
-    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w);
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, /*query_factor=*/1.0f, mine.x_amax_1);
     rotate(s, x.qk, sequences.positions_T, sequences.rope_length());
     std::optional<KeyRing> ring;
     if (sequences.context != nullptr) {
@@ -170,7 +172,7 @@ class SoftmaxAttention : public Attention {
     if (far) far->add_to({dx.q, dx.k, dx.v});
     far.reset();
     rotate(s, dx.qk, sequences.positions_T, sequences.rope_length(), nullptr, true);
-    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w, mine.x_amax_1);
   }
 
   std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,

@@ -165,12 +165,14 @@ class StickBreakingAttention : public Attention {
     return saved;
   }
 
+  bool reads_fp8(const Stream& s, int64_t tokens) const override { return qkv_.in_fp8(s, tokens); }
+
   void forward(Stream& s, Tensor mix_TD, Tensor x_TD, const Weights& w, AttentionSaved& saved,
                const Sequences& sequences) const override {
     auto& mine = static_cast<StickBreakingSaved&>(saved);
     const Tensor heads_TD = head_norm_ ? mine.heads_TD.tensor() : mix_TD;
     const ops::StickBreakingParams params = params_of(s, x_TD.rows());
-    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor);
+    const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor, mine.x_amax_1);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
     std::optional<KeyRing> ring;
     if (sequences.context != nullptr) {
@@ -248,7 +250,7 @@ class StickBreakingAttention : public Attention {
       far = {};
       ring.reset();
     }
-    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w);
+    qkv_.backward(s, dx_TD, dw, dqkv, mine.qkv, x_TD, w, mine.x_amax_1);
     if (gated_) gate_backward(s, dx_TD, dw, dgate, mine.gate_TH, x_TD, w);
   }
 

@@ -1,17 +1,11 @@
-// The part of sbtrain eval that examines attention: files of attention maps, and the overlap of
-// attention with the true positions of a task.
+// The options of the part of sbtrain eval that examines attention.
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "cli/options.h"
-#include "cli/run_tokenizer.h"
-#include "data/task.h"
-#include "eval/attention_overlap.h"
-#include "serve/inference.h"
 
 namespace sbtrain {
 
@@ -31,29 +25,5 @@ struct AttentionEvalOptions {
   bool asked() const { return !maps.empty() || !true_positions.empty() || task_positions > 0; }
   bool of_task() const { return task_example >= 0 || task_positions > 0; }
 };
-
-// The input of a model, and the positions that its queries should attend to.
-struct AttentionExample {
-  std::vector<int32_t> tokens;
-  std::vector<TruePosition> positions;
-};
-
-inline constexpr int64_t kMaxMapTokens = 4096;
-
-// Writes `maps.json` and a file for each head: f32 [T, T], whose row j holds the weights with which
-// token j attends, and after it the remainder f32 [T] if there is one. Returns the content of
-// maps.json. `tokenizer` is a file, or empty for token ids; it must be that of the training data,
-// `training`, like which a text begins. `task` is null, or the task of --task-example.
-// Throws ExitCode::kUsage for no tokens, more than kMaxMapTokens, or a token outside of the
-// vocabulary.
-nlohmann::ordered_json dump_attention_maps(InferenceModel& model,
-                                           const AttentionEvalOptions& options,
-                                           const std::string& tokenizer,
-                                           const TrainingText& training, const Task* task);
-
-// Measures the overlap of every head's attention with the examples of --true-positions, or with
-// those of `task` if --task-positions is given.
-nlohmann::ordered_json measure_overlap(InferenceModel& model, const AttentionEvalOptions& options,
-                                       const Task* task);
 
 }  // namespace sbtrain

@@ -6,13 +6,12 @@
 #include <chrono>
 #include <map>
 
+#include "cli/eval_results.h"
 #include "cli/options.h"
 #include "serve/generate.h"
 
 namespace sbtrain {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostSlots = 64;  // with the same bits (serve/decode_batch.h)
 // What a prompt may take beyond the deadline for progress, on the CPU above all.
@@ -198,6 +197,32 @@ Json TextTaskEvaluation::run(Control& ranks, InferenceModel& model, bool table,
     if (table) print_depths(result);
   }
   return results;
+}
+
+void evaluate_text_tasks(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const TrainingText training = training_text(run.checkpoint);
+  // No text of a prompt is meant as a special token, also not in a haystack.
+  const Tokenizer tokenizer(
+      load_tokenizer(run.checkpoint, run.config, training, options.tokenizer).path());
+  TextTaskEvaluation tasks(options.tasks, options.lengths, tokenizer, training);
+  const MemoryReport plan = tasks.plan(run.config.model, run.backend, run.room());
+  run.require_memory_for(plan);
+  InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
+  const auto write = [&](const Json& results) {
+    Json json = run.header();
+    json["train_length"] = run.config.train.sequence_length;
+    json["rope_scaling"] = run.rope_scaling();
+    json.update(results);
+    write_json(options, json);
+  };
+  // A file has after each length what is known by then.
+  const bool to_file = !options.json_file.empty();
+  const Json results =
+      tasks.run(run.ranks, model, run.shows() && !options.prints_json(), [&](const Json& known) {
+        if (run.shows() && to_file) write(known);
+      });
+  if (run.shows() && options.prints_json()) write(results);
 }
 
 }  // namespace sbtrain

@@ -175,8 +175,9 @@ void Linear::multiply(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
 }
 
 void Linear::forward_scaled(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w, int64_t rows,
-                            float factor) const {
-  multiply(s, y_TN, x_TK, w, {}, {{0, rows, factor}, {rows, outputs() - rows, spec_.alpha}});
+                            float factor, Tensor amax_1) const {
+  multiply(s, y_TN, x_TK, w, ForwardOptions{.amax_1 = amax_1},
+           {{0, rows, factor}, {rows, outputs() - rows, spec_.alpha}});
 }
 
 void Linear::forward(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,

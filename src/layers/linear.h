@@ -74,7 +74,7 @@ class Linear {
   // The same without residual and bias, where the first `rows` outputs have another factor than
   // alpha.
   void forward_scaled(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w, int64_t rows,
-                      float factor) const;
+                      float factor, Tensor amax_1 = {}) const;
   // The same for the few rows of a decode step, of x_BK after a norm that it has still to pass, and
   // with SwiGLU afterwards: one kernel on a GPU (ops::DecodeLinear).
   struct Around {

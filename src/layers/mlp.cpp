@@ -115,7 +115,7 @@ void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
 }
 
 void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, const MlpInput& x,
-                   const Weights& w, const MlpSaved& saved) const {
+                   const Weights& w, const MlpSaved& saved, Tensor dy_amax_1) const {
   if (kind_ == MlpKind::kNone) {
     ops::run(s, ops::Copy{.y = dx_TD, .x = dy_TD});
     return;
@@ -124,7 +124,8 @@ void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, con
   Buffer dinner_TF = activation(s, "dinner", T, inner_);
   Buffer douter_TN = activation(s, gated() ? "dgate_up" : "dup", T, outer_.outputs());
   down_.backward(s, dinner_TF, dw, dy_TD, saved.inner_TF, w,
-                 Linear::BackwardOptions{.x_amax_1 = saved.inner_amax_1, .kept = &saved.inner});
+                 Linear::BackwardOptions{
+                     .x_amax_1 = saved.inner_amax_1, .dy_amax_1 = dy_amax_1, .kept = &saved.inner});
   Buffer douter_amax_1;
   if (gated()) {
     if (outer_.in_fp8(s, T)) douter_amax_1 = amax(s, "dgate_up amax");

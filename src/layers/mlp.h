@@ -61,9 +61,9 @@ class Mlp {
               const InputNorm& norm) const;
   bool gated() const { return kind_ == MlpKind::kSwiGlu; }
   // dx_TD = the gradient of x, from dy_TD, the gradient of y. x_TD may be undefined where `saved`
-  // has what stands for it.
+  // has what stands for it. dy_amax_1 (f32), the largest |dy|, spares a pass.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, const MlpInput& x,
-                const Weights& w, const MlpSaved& saved) const;
+                const Weights& w, const MlpSaved& saved, Tensor dy_amax_1 = {}) const;
   // Whether the products with x of as many tokens are in fp8.
   bool reads_fp8(const Stream& s, int64_t tokens) const {
     return kind_ != MlpKind::kNone && outer_.in_fp8(s, tokens);

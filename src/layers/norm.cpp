@@ -36,7 +36,7 @@ void Norm::forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, Tensor
 }
 
 void Norm::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
-                    const Weights& w) const {
+                    const Weights& w, Tensor amax_1) const {
   if (centered_) {
     ops::run(s, ops::LayerNormBackward{.dx_TD = dx_TD,
                                        .dw_D = dw.at(weight_),
@@ -46,6 +46,7 @@ void Norm::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Te
                                        .w_D = w.at(weight_),
                                        .eps = eps_,
                                        .accumulate = true});
+    if (amax_1.defined()) ops::run(s, ops::Amax{.amax_1 = amax_1, .x_RC = dx_TD});
   } else {
     ops::run(s, ops::RmsNormBackward{.dx_TD = dx_TD,
                                      .dw_D = dw.at(weight_),
@@ -53,7 +54,8 @@ void Norm::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Te
                                      .x_TD = x_TD,
                                      .w_D = w.at(weight_),
                                      .eps = eps_,
-                                     .accumulate_dw = !dw.fresh(weight_)});
+                                     .accumulate_dw = !dw.fresh(weight_),
+                                     .amax_1 = amax_1});
   }
 }
 

@@ -35,9 +35,9 @@ class Norm {
   void add_parameters(std::vector<TensorSpec>& specs) const;
   // amax_1 (f32), if it is given, = the largest |y|.
   void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, Tensor amax_1 = {}) const;
-  // dx_TD += gradient.
+  // dx_TD += gradient; amax_1 (f32), if it is given, = the largest |dx|.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, Tensor x_TD,
-                const Weights& w) const;
+                const Weights& w, Tensor amax_1 = {}) const;
   // As part of the product that follows it, which only RMSNorm can be.
   bool fuses() const { return !centered_; }
   InputNorm fused(const Weights& w) const { return {.w_D = w.at(weight_), .eps = eps_}; }

@@ -7,6 +7,7 @@
 #include "attention/registry.h"
 #include "core/error.h"
 #include "layers/activations.h"
+#include "ops/fp8.h"
 #include "ops/memory.h"
 
 namespace sbtrain {
@@ -37,6 +38,10 @@ MlpSpec mlp_spec(const ModelConfig& config) {
           .residual_multiplier = static_cast<float>(config.residual_multiplier),
           .init = Init::normal(init_std(config)),
           .down_init = into_residual(config)};
+}
+
+Buffer amax(Stream& s, const char* name) {
+  return s.allocate(MemoryClass::kActivations, name, DType::kF32, {1});
 }
 
 }  // namespace
@@ -89,6 +94,17 @@ void Block::add_normed(Stream& s, Tensor y_TD, Tensor h_TD, Tensor out_TD, const
   ops::run(s, ops::Add{.y = y_TD, .x = h_TD});
 }
 
+// y_TD = r * mix W_o^T, plus residual_TD if it is given. Both passes take the largest |mix|.
+void Block::project_output(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved,
+                           Tensor residual_TD) const {
+  if (output_->in_fp8(s, y_TD.rows())) {
+    saved.mix_amax_1 = amax(s, "mix amax");
+    ops::run(s, ops::Amax{.amax_1 = saved.mix_amax_1, .x_RC = saved.mix_TD});
+  }
+  output_->forward(s, y_TD, saved.mix_TD, w,
+                   Linear::ForwardOptions{.residual_TN = residual_TD, .amax_1 = saved.mix_amax_1});
+}
+
 // saved.h_TD = x_TD + r * mix W_o^T, or the norm of the product.
 void Block::add_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const {
   const Tensor h_TD = saved.h_TD;
@@ -96,10 +112,10 @@ void Block::add_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& 
   if (norms_output_) {
     if (!output_) return add_normed(s, h_TD, x_TD, mix, norm1_, w);
     saved.attention_TD = activation(s, "attention.out", x_TD.rows(), width_);
-    output_->forward(s, saved.attention_TD, mix, w);
+    project_output(s, saved.attention_TD, w, saved, /*residual_TD=*/{});
     return add_normed(s, h_TD, x_TD, saved.attention_TD, norm1_, w);
   }
-  if (output_) return output_->forward(s, h_TD, mix, w, x_TD);
+  if (output_) return project_output(s, h_TD, w, saved, x_TD);
   ops::run(s, ops::Copy{.y = h_TD, .x = x_TD});
   ops::run(s, ops::Add{.y = h_TD, .x = mix});
 }
@@ -111,7 +127,10 @@ void Block::forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSav
   saved.mix_TD = activation(s, "attention.mix", T, mix_width());
   saved.h_TD = activation(s, "h", T, width_);
   saved.attention = attention_->allocate(s.memory(), T);
-  if (!norms_output_) norm1_.forward(s, saved.norm1_TD, x_TD, w);
+  if (!norms_output_) {
+    if (attention_->reads_fp8(s, T)) saved.attention->x_amax_1 = amax(s, "norm1 amax");
+    norm1_.forward(s, saved.norm1_TD, x_TD, w, saved.attention->x_amax_1);
+  }
   attention_->forward(s, saved.mix_TD, norms_output_ ? x_TD : saved.norm1_TD.tensor(), w,
                       *saved.attention, sequences);
   add_attention(s, x_TD, w, saved);
@@ -121,9 +140,7 @@ void Block::forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSav
 void Block::normalise_for_mlp(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const {
   const int64_t T = x_TD.rows();
   saved.norm2_TD = activation(s, "norm2", T, width_);
-  if (mlp_.reads_fp8(s, T)) {
-    saved.norm2_amax_1 = s.allocate(MemoryClass::kActivations, "norm2 amax", DType::kF32, {1});
-  }
+  if (mlp_.reads_fp8(s, T)) saved.norm2_amax_1 = amax(s, "norm2 amax");
   norm2_.forward(s, saved.norm2_TD, mlp_source(x_TD, saved), w, saved.norm2_amax_1);
 }
 
@@ -185,28 +202,36 @@ Buffer Block::before_norm(Stream& s, Tensor dy_TD, Tensor out_TD, const Norm& no
   return dout_TD;
 }
 
-void Block::add_read_gradient(Stream& s, Tensor dx_TD, Tensor dread_TD, Tensor source_TD,
+void Block::add_read_gradient(Stream& s, const Gradient& dx, Tensor dread_TD, Tensor source_TD,
                               const Norm& norm, const Weights& w, const Weights& dw) const {
-  if (norms_output_) return ops::run(s, ops::Add{.y = dx_TD, .x = dread_TD});
-  norm.backward(s, dx_TD, dw, dread_TD, source_TD, w);
+  if (norms_output_) return ops::run(s, ops::Add{.y = dx.x_TD, .x = dread_TD});
+  norm.backward(s, dx.x_TD, dw, dread_TD, source_TD, w, dx.amax_1);
 }
 
-// The gradient of what attention_ gave, from dh_TD, that of h. Where it is dh_TD itself nothing is
+// The gradient of what attention_ gave, from dh, that of h. Where it is dh itself nothing is
 // allocated.
-Buffer Block::backward_output(Stream& s, Tensor dh_TD, const Weights& w, const Weights& dw,
+Buffer Block::backward_output(Stream& s, const Gradient& dh, const Weights& w, const Weights& dw,
                               const BlockSaved& saved) const {
+  const Tensor dh_TD = dh.x_TD;
   Buffer dout;
   if (norms_output_) {
     dout = before_norm(s, dh_TD, output_ ? saved.attention_TD : saved.mix_TD, norm1_, w, dw);
   }
   if (!output_) return dout;
   Buffer dmix = activation(s, "attention.dmix", dh_TD.rows(), mix_width());
-  output_->backward(s, dmix, dw, norms_output_ ? dout.tensor() : dh_TD, saved.mix_TD, w);
+  output_->backward(s, dmix, dw, norms_output_ ? dout.tensor() : dh_TD, saved.mix_TD, w,
+                    Linear::BackwardOptions{.x_amax_1 = saved.mix_amax_1,
+                                            .dy_amax_1 = norms_output_ ? Tensor() : dh.amax_1});
   return dmix;
 }
 
-void Block::backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, const Weights& dw,
-                     BlockSaved& saved, const Sequences& sequences) const {
+bool Block::takes_amax(const Stream& s, int64_t tokens) const {
+  return !norms_output_ && (mlp_.reads_fp8(s, tokens) || (output_ && output_->in_fp8(s, tokens)));
+}
+
+void Block::backward(Stream& s, const Gradient& dx, Tensor x_TD, const Weights& w,
+                     const Weights& dw, BlockSaved& saved, const Sequences& sequences) const {
+  const Tensor dx_TD = dx.x_TD;
   const int64_t T = x_TD.rows();
   recompute(s, x_TD, w, saved, sequences);
 
@@ -217,22 +242,22 @@ void Block::backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, con
     mlp_.backward(s, dread_TD, dw, dmlp_TD, {.x_TD = mlp_source(x_TD, saved)}, w, saved.mlp);
   } else {
     mlp_.backward(s, dread_TD, dw, dx_TD, {.x_TD = saved.norm2_TD, .amax_1 = saved.norm2_amax_1}, w,
-                  saved.mlp);
+                  saved.mlp, dx.amax_1);
   }
-  if (!parallel_) add_read_gradient(s, dx_TD, dread_TD, saved.h_TD, norm2_, w, dw);
+  if (!parallel_) add_read_gradient(s, dx, dread_TD, saved.h_TD, norm2_, w, dw);
 
-  Buffer dmix = backward_output(s, dx_TD, w, dw, saved);
+  Buffer dmix = backward_output(s, dx, w, dw, saved);
   if (parallel_) {
     if (!dmix.tensor().defined()) {  // the gradient of h, which dx_TD is no longer
       dmix = activation(s, "attention.dmix", T, width_);
       ops::run(s, ops::Copy{.y = dmix, .x = dx_TD});
     }
-    add_read_gradient(s, dx_TD, dread_TD, x_TD, norm2_, w, dw);
+    add_read_gradient(s, {.x_TD = dx_TD}, dread_TD, x_TD, norm2_, w, dw);
   }
   attention_->backward(s, dread_TD, dw, dmix.tensor().defined() ? dmix.tensor() : dx_TD,
                        saved.mix_TD, norms_output_ ? x_TD : saved.norm1_TD.tensor(), w,
                        *saved.attention, sequences);
-  add_read_gradient(s, dx_TD, dread_TD, x_TD, norm1_, w, dw);
+  add_read_gradient(s, dx, dread_TD, x_TD, norm1_, w, dw);
   saved = BlockSaved();
 }
 

@@ -34,9 +34,16 @@ NormSpec norm_spec(const ModelConfig& config, std::string name);
 struct BlockSaved {
   Buffer norm1_TD, mix_TD, h_TD, norm2_TD;
   Buffer attention_TD, mlp_TD;
-  Buffer norm2_amax_1;  // of norm2_TD, where products are in fp8
+  // Where products are in fp8: the largest absolute values.
+  Buffer mix_amax_1, norm2_amax_1;
   MlpSaved mlp;
   std::unique_ptr<AttentionSaved> attention;
+};
+
+// The gradient of the residual stream, on its way back.
+struct Gradient {
+  Tensor x_TD;
+  Tensor amax_1{};  // f32, where Block::takes_amax(): the largest |x|
 };
 
 class Block {
@@ -49,10 +56,13 @@ class Block {
   void forward(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
                const Sequences& sequences) const;
 
-  // dx_TD holds the gradient of y on entry and of x on return. Adds to the gradients in `dw` and
+  // dx holds the gradient of y on entry and of x on return. Adds to the gradients in `dw` and
   // consumes `saved`.
-  void backward(Stream& s, Tensor dx_TD, Tensor x_TD, const Weights& w, const Weights& dw,
+  void backward(Stream& s, const Gradient& dx, Tensor x_TD, const Weights& w, const Weights& dw,
                 BlockSaved& saved, const Sequences& sequences) const;
+  // Whether backward() multiplies dx of as many tokens in fp8, and so takes its amax_1. It does not
+  // where norms at the sublayers' outputs come before the products.
+  bool takes_amax(const Stream& s, int64_t tokens) const;
 
   // One new token of each of B sequences; y_BD must not be x_BD.
   void decode(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
@@ -65,13 +75,15 @@ class Block {
   void forward_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
                          const Sequences& sequences) const;
   void add_attention(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const;
+  void project_output(Stream& s, Tensor y_TD, const Weights& w, BlockSaved& saved,
+                      Tensor residual_TD) const;
   void forward_mlp(Stream& s, Tensor y_TD, Tensor x_TD, const Weights& w, BlockSaved& saved,
                    bool keeps) const;
   void normalise_for_mlp(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved) const;
   // Computes again what the policy has released.
   void recompute(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& saved,
                  const Sequences& sequences) const;
-  Buffer backward_output(Stream& s, Tensor dh_TD, const Weights& w, const Weights& dw,
+  Buffer backward_output(Stream& s, const Gradient& dh, const Weights& w, const Weights& dw,
                          const BlockSaved& saved) const;
   void decode_mlp(Stream& s, Tensor y_BD, Tensor x_BD, const Weights& w, BlockSaved& saved) const;
   int64_t mix_width() const { return attention_->mix_width(width_); }
@@ -85,8 +97,8 @@ class Block {
   // The gradient of what the norm at a sublayer's output took, from dy_TD, that of the stream.
   Buffer before_norm(Stream& s, Tensor dy_TD, Tensor out_TD, const Norm& norm, const Weights& w,
                      const Weights& dw) const;
-  // Adds to dx_TD, the gradient of source_TD, what follows from that of what a sublayer read.
-  void add_read_gradient(Stream& s, Tensor dx_TD, Tensor dread_TD, Tensor source_TD,
+  // Adds to dx, the gradient of source_TD, what follows from that of what a sublayer read.
+  void add_read_gradient(Stream& s, const Gradient& dx, Tensor dread_TD, Tensor source_TD,
                          const Norm& norm, const Weights& w, const Weights& dw) const;
 
   int64_t width_;

@@ -201,8 +201,14 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
                    inputs.end_forward(l);
                  });
 
-  Buffer dx_TD = activation(s, "dx", batch.tokens(), config_.width);
-  loss_and_gradient(s, params, dx_TD, x_TD, batch, loss_T, loss_weight, z_loss);
+  const Buffer dx_TD = activation(s, "dx", batch.tokens(), config_.width);
+  Buffer dx_amax_1;
+  if (std::any_of(blocks_.begin(), blocks_.end(),
+                  [&](const Block& block) { return block.takes_amax(s, batch.tokens()); })) {
+    dx_amax_1 = s.allocate(MemoryClass::kActivations, "dx amax", DType::kF32, {1});
+  }
+  const Gradient dx{.x_TD = dx_TD, .amax_1 = dx_amax_1};
+  loss_and_gradient(s, params, dx, x_TD, batch, loss_T, loss_weight, z_loss);
   x_TD.release();
   for (int64_t l = layers - 1; l >= 0; --l) {
     if (l > 0) params.gather(block_unit(l - 1));
@@ -210,7 +216,7 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
     const BlockWeights dw(params.gradients(block_unit(l)),
                           has_shared() ? &params.gradients(shared_unit()) : nullptr);
     const Tensor input_TD = inputs.begin_backward(l);
-    blocks_[l].backward(s, dx_TD, input_TD, w, dw, saved[l], batch.sequences);
+    blocks_[l].backward(s, dx, input_TD, w, dw, saved[l], batch.sequences);
     params.release(block_unit(l));
     params.reduce(block_unit(l));
     inputs.end_backward(l);
@@ -220,7 +226,7 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
   embed_backward(s, params, dx_TD, batch);
 }
 
-void Transformer::loss_and_gradient(Stream& s, ParamAccess& params, Tensor dx_TD, Tensor x_TD,
+void Transformer::loss_and_gradient(Stream& s, ParamAccess& params, const Gradient& dx, Tensor x_TD,
                                     const BatchTensors& batch, Tensor loss_T, float loss_weight,
                                     float z_loss) const {
   Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
@@ -238,8 +244,8 @@ void Transformer::loss_and_gradient(Stream& s, ParamAccess& params, Tensor dx_TD
                                 .logit_scale = head_.alpha(),
                                 .z_loss = z_loss,
                                 .accumulate_dw = !fresh});
-  ops::run(s, ops::Fill{.x = dx_TD, .value = 0.0f});
-  final_norm_.backward(s, dx_TD, params.gradients(head_unit()), dnorm_TD, x_TD, head);
+  ops::run(s, ops::Fill{.x = dx.x_TD, .value = 0.0f});
+  final_norm_.backward(s, dx.x_TD, params.gradients(head_unit()), dnorm_TD, x_TD, head, dx.amax_1);
   release_head(params);
   params.reduce(head_unit());
 }

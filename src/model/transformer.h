@@ -123,8 +123,8 @@ class Transformer {
   template <typename Run>
   void for_each_block(Stream& s, ParamAccess& params, Buffer& x_TD, BlockRange blocks,
                       bool keeps_last, const Run& run) const;
-  // From the blocks' output x_TD to the loss and back: dx_TD becomes the gradient of x_TD.
-  void loss_and_gradient(Stream& s, ParamAccess& params, Tensor dx_TD, Tensor x_TD,
+  // From the blocks' output x_TD to the loss and back: dx becomes the gradient of x_TD.
+  void loss_and_gradient(Stream& s, ParamAccess& params, const Gradient& dx, Tensor x_TD,
                          const BatchTensors& batch, Tensor loss_T, float loss_weight,
                          float z_loss) const;
   void embed_backward(Stream& s, ParamAccess& params, Tensor dx_TD,

@@ -15,8 +15,8 @@ struct Swiglu {
   void check() const {
     const Check c(kName);
     c.matrix("y_TF", y_TF);
-    c.matrix("gate_up_T2F", gate_up_T2F, y_TF.rows(), 2 * y_TF.cols());
-    if (amax_1.defined()) c.flat("amax_1", amax_1, 1);
+    c.matrix("gate_up_T2F", gate_up_T2F, y_TF.rows(), 2 * y_TF.cols(), y_TF.dtype);
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1, DType::kF32);
   }
   kernels::Swiglu kernel() const { return {y_TF, gate_up_T2F, y_TF.rows(), y_TF.cols(), amax_1}; }
 };
@@ -30,9 +30,9 @@ struct SwigluBackward {
   void check() const {
     const Check c(kName);
     c.matrix("dy_TF", dy_TF);
-    c.matrix("gate_up_T2F", gate_up_T2F, dy_TF.rows(), 2 * dy_TF.cols());
+    c.matrix("gate_up_T2F", gate_up_T2F, dy_TF.rows(), 2 * dy_TF.cols(), dy_TF.dtype);
     c.same("dgate_up_T2F", dgate_up_T2F, gate_up_T2F);
-    if (amax_1.defined()) c.flat("amax_1", amax_1, 1);
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1, DType::kF32);
   }
   kernels::SwigluBackward kernel() const {
     return {dgate_up_T2F, dy_TF, gate_up_T2F, dy_TF.rows(), dy_TF.cols(), amax_1};
@@ -47,23 +47,23 @@ struct BiasSigmoid {
   Tensor x_TH, b_H;
   void check() const {
     const Check c(kName);
-    c.matrix("x_TH", x_TH);
+    c.matrix("x_TH", x_TH, x_TH.rows(), x_TH.cols(), DType::kF32);
     c.same("y_TH", y_TH, x_TH);
     c.flat("b_H", b_H, x_TH.cols());
   }
   kernels::BiasSigmoid kernel() const { return {y_TH, x_TH, b_H, x_TH.rows(), x_TH.cols()}; }
 };
 
-// dx_TH = dy * y * (1 - y). dx may be dy.
+// dx_TH = dy * y * (1 - y), where y is f32 on every backend. dx may be dy.
 struct SigmoidBackward {
   static constexpr std::string_view kName = "sigmoid_backward";
   Tensor dx_TH;
   Tensor dy_TH, y_TH;
   void check() const {
     const Check c(kName);
-    c.matrix("y_TH", y_TH);
-    c.same("dx_TH", dx_TH, y_TH);
-    c.same("dy_TH", dy_TH, y_TH);
+    c.matrix("y_TH", y_TH, y_TH.rows(), y_TH.cols(), DType::kF32);
+    c.matrix("dy_TH", dy_TH, y_TH.rows(), y_TH.cols());
+    c.same("dx_TH", dx_TH, dy_TH);
   }
   kernels::SigmoidBackward kernel() const { return {dx_TH, dy_TH, y_TH, y_TH.rows(), y_TH.cols()}; }
 };
@@ -79,7 +79,7 @@ struct BiasGelu {
     const Check c(kName);
     c.matrix("x_TF", x_TF);
     c.same("y_TF", y_TF, x_TF);
-    c.flat("b_F", b_F, x_TF.cols());
+    c.flat("b_F", b_F, x_TF.cols(), x_TF.dtype);
   }
   kernels::BiasGelu kernel() const {
     return {y_TF, x_TF, b_F, x_TF.rows(), x_TF.cols(), tanh_form};
@@ -97,7 +97,7 @@ struct BiasGeluBackward {
     c.matrix("x_TF", x_TF);
     c.same("dx_TF", dx_TF, x_TF);
     c.same("dy_TF", dy_TF, x_TF);
-    c.flat("b_F", b_F, x_TF.cols());
+    c.flat("b_F", b_F, x_TF.cols(), x_TF.dtype);
   }
   kernels::BiasGeluBackward kernel() const {
     return {dx_TF, dy_TF, x_TF, b_F, x_TF.rows(), x_TF.cols(), tanh_form};

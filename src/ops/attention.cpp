@@ -27,28 +27,30 @@ void check_stickbreaking(const Check& c, const Op& op) {
   check_pack(c, op);
   const int64_t tokens = op.q_THd.rows();
   const int heads = op.params.heads;
-  c.matrix("log2_rem_HT", op.log2_rem_HT, heads, tokens);
+  c.matrix("log2_rem_HT", op.log2_rem_HT, heads, tokens, DType::kF32);
   c.matrix("stop_HT", op.stop_HT, heads, tokens, DType::kI32);
-  if (op.gate_TH.defined()) c.matrix("gate_TH", op.gate_TH, tokens, heads);
+  if (op.gate_TH.defined()) c.matrix("gate_TH", op.gate_TH, tokens, heads, DType::kF32);
   if (op.params.remainder == Remainder::kBias) {
-    c.flat("remainder_bias_Hd", op.remainder_bias_Hd, op.q_THd.cols());
+    c.flat("remainder_bias_Hd", op.remainder_bias_Hd, op.q_THd.cols(), op.q_THd.dtype);
   }
 }
 
-void check_fire(const Check& c, const FireTensors& fire, int64_t heads) {
-  c.flat("c_1", fire.c_1, 1);
-  c.flat("m_1", fire.m_1, 1);
-  c.flat("w1_K", fire.w1_K, kFireHidden);
-  c.flat("b1_K", fire.b1_K, kFireHidden);
-  c.flat("w2_HK", fire.w2_HK, heads * kFireHidden);
-  c.flat("b2_H", fire.b2_H, heads);
+void check_fire(const Check& c, const FireTensors& fire, int64_t heads, DType dtype) {
+  c.flat("c_1", fire.c_1, 1, dtype);
+  c.flat("m_1", fire.m_1, 1, dtype);
+  c.flat("w1_K", fire.w1_K, kFireHidden, dtype);
+  c.flat("b1_K", fire.b1_K, kFireHidden, dtype);
+  c.flat("w2_HK", fire.w2_HK, heads * kFireHidden, dtype);
+  c.flat("b2_H", fire.b2_H, heads, dtype);
 }
 
 template <typename Op>
 void check_softmax(const Check& c, const Op& op) {
   check_pack(c, op);
-  c.matrix("lse_HT", op.lse_HT, op.params.heads, op.q_THd.rows());
-  if (op.bias.kind == PositionBias::kFire) check_fire(c, op.bias.fire, op.params.heads);
+  c.matrix("lse_HT", op.lse_HT, op.params.heads, op.q_THd.rows(), DType::kF32);
+  if (op.bias.kind == PositionBias::kFire) {
+    check_fire(c, op.bias.fire, op.params.heads, op.q_THd.dtype);
+  }
 }
 
 template <typename Op>
@@ -66,9 +68,9 @@ void check_decode(const Check& c, const Op& op) {
   const auto& shape = op.k_cache_BCGd.shape;
   c.that(shape[2] > 0 && shape[2] % d == 0 && op.q_BHd.cols() % shape[2] == 0,
          "the heads of the cache divide those of the queries");
-  c.flat("k_cache_BCGd", op.k_cache_BCGd, sequences * shape[1] * shape[2]);
+  c.flat("k_cache_BCGd", op.k_cache_BCGd, sequences * shape[1] * shape[2], op.q_BHd.dtype);
   c.that(op.v_cache_BCGd.shape == shape, "the caches have the same shape");
-  c.flat("v_cache_BCGd", op.v_cache_BCGd, sequences * shape[1] * shape[2]);
+  c.flat("v_cache_BCGd", op.v_cache_BCGd, sequences * shape[1] * shape[2], op.q_BHd.dtype);
   c.flat("lengths_B", op.lengths_B, sequences, DType::kI32);
   c.that(op.k_BGd.defined() == op.v_BGd.defined(), "the token has a key and a value or neither");
   if (!op.k_BGd.defined()) return;
@@ -96,10 +98,12 @@ void StickBreakingForward::check() const {
 void StickBreakingBackward::check() const {
   const Check c(kName);
   check_stickbreaking(c, *this);
-  if (gate_TH.defined()) c.same("dgate_TH", dgate_TH, gate_TH);
-  if (drem_HT.defined()) c.matrix("drem_HT", drem_HT, params.heads, q_THd.rows());
+  if (gate_TH.defined()) {
+    c.matrix("dgate_TH", dgate_TH, gate_TH.rows(), gate_TH.cols(), q_THd.dtype);
+  }
+  if (drem_HT.defined()) c.matrix("drem_HT", drem_HT, params.heads, q_THd.rows(), DType::kF32);
   if (params.remainder == Remainder::kBias) {
-    c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols());
+    c.flat("dremainder_bias_Hd", dremainder_bias_Hd, q_THd.cols(), DType::kF32);
   }
 }
 
@@ -117,7 +121,7 @@ void SoftmaxForward::check_limits(const Target& target) const {
 void SoftmaxBackward::check() const {
   const Check c(kName);
   check_softmax(c, *this);
-  if (bias.kind == PositionBias::kFire) check_fire(c, dfire, params.heads);
+  if (bias.kind == PositionBias::kFire) check_fire(c, dfire, params.heads, DType::kF32);
 }
 void SoftmaxBackward::check_limits(const Target& target) const {
   check_softmax_limits(*this, target);
@@ -127,10 +131,11 @@ void StickBreakingDecode::check() const {
   const Check c(kName);
   check_decode(c, *this);
   if (gate_cache_BCH.defined()) {
-    c.flat("gate_cache_BCH", gate_cache_BCH, q_BHd.rows() * k_cache_BCGd.shape[1] * params.heads);
+    c.flat("gate_cache_BCH", gate_cache_BCH, q_BHd.rows() * k_cache_BCGd.shape[1] * params.heads,
+           DType::kF32);
   }
   if (params.remainder == Remainder::kBias) {
-    c.flat("remainder_bias_Hd", remainder_bias_Hd, q_BHd.cols());
+    c.flat("remainder_bias_Hd", remainder_bias_Hd, q_BHd.cols(), q_BHd.dtype);
   }
 }
 Buffer StickBreakingDecode::scratch(const Stream& s) const {
@@ -140,7 +145,7 @@ Buffer StickBreakingDecode::scratch(const Stream& s) const {
 void SoftmaxDecode::check() const {
   const Check c(kName);
   check_decode(c, *this);
-  if (bias.kind == PositionBias::kFire) check_fire(c, bias.fire, params.heads);
+  if (bias.kind == PositionBias::kFire) check_fire(c, bias.fire, params.heads, q_BHd.dtype);
 }
 void SoftmaxDecode::check_limits(const Target& /*target*/) const {
   check_decode_heads(kName, q_BHd, params.heads);
@@ -154,8 +159,7 @@ Buffer SoftmaxDecode::scratch(const Stream& s) const {
 void CacheAppend::check() const {
   const Check c(kName);
   c.that(cache_BCN.rank == 3 && cache_BCN.contiguous(), "the cache has three dimensions");
-  c.matrix("x_BN", x_BN, cache_BCN.shape[0], cache_BCN.shape[2]);
-  c.that(x_BN.dtype == cache_BCN.dtype, "the cache has the type of what goes into it");
+  c.matrix("x_BN", x_BN, cache_BCN.shape[0], cache_BCN.shape[2], cache_BCN.dtype);
   c.flat("positions_B", positions_B, x_BN.rows(), DType::kI32);
 }
 

@@ -15,8 +15,8 @@ struct AverageWeights {
   float decay;
   void check() const {
     const Check c(kName);
-    c.flat("a_N", a_N, w_N.numel());
-    c.flat("w_N", w_N, w_N.numel());
+    c.flat("a_N", a_N, w_N.numel(), DType::kF32);
+    c.flat("w_N", w_N, w_N.numel(), DType::kF32);
     c.flat("stats", stats, kStepStats, DType::kF64);
   }
   kernels::AverageWeights kernel() const { return {stats, decay, a_N, w_N, w_N.numel()}; }

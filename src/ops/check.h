@@ -1,6 +1,7 @@
 // Whether the tensors of an op fit each other.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "core/error.h"
@@ -9,27 +10,25 @@
 
 namespace sbtrain::ops {
 
-// Reals may be f32 or bf16: on a GPU, or when planned for one, activations and weights are bf16 and
-// gradients of weights f32. A combination of types that a kernel lacks throws when it is launched.
+// On the CPU reals are f32; on a GPU, or when planned for one, activations and weights are bf16.
 inline bool is_real(DType t) {
   return t == DType::kF32 || t == DType::kBF16;
 }
-inline bool type_fits(DType actual, DType expected) {
-  return actual == expected || (is_real(actual) && is_real(expected));
-}
 
-// The checks of one op. Messages name the op and the tensor.
+// The checks of one op. Messages name the op and the tensor. An expected type is meant exactly:
+// bf16 does not stand for f32, nor f32 for bf16. Without one, either will do; an op leaves it out
+// for its first tensor, of which the others take their type, and where it converts.
 class Check {
  public:
   explicit Check(std::string_view op) : op_(op) {}
 
   // `t` is a matrix of `rows` x `cols`; its rows may be strided.
   void matrix(std::string_view name, const Tensor& t, int64_t rows, int64_t cols,
-              DType dtype = DType::kF32) const {
+              std::optional<DType> dtype = {}) const {
     const bool fits = t.defined() && type_fits(t.dtype, dtype) && t.rows() == rows &&
                       t.cols() == cols && t.row_stride >= cols;
     if (fits) return;
-    fail(ExitCode::kInternal, "{}: {} must be {}[{}, {}], got {}", op_, name, dtype_name(dtype),
+    fail(ExitCode::kInternal, "{}: {} must be {}[{}, {}], got {}", op_, name, type_name(dtype),
          rows, cols, t.describe());
   }
   void matrix(std::string_view name, const Tensor& t) const { matrix(name, t, t.rows(), t.cols()); }
@@ -38,14 +37,15 @@ class Check {
   }
   // `t` is contiguous and holds `numel` elements, in any shape.
   void flat(std::string_view name, const Tensor& t, int64_t numel,
-            DType dtype = DType::kF32) const {
+            std::optional<DType> dtype = {}) const {
     if (t.defined() && type_fits(t.dtype, dtype) && t.numel() == numel && t.contiguous()) return;
     fail(ExitCode::kInternal, "{}: {} must be {} contiguous {} elements, got {} (row stride {})",
-         op_, name, numel, dtype_name(dtype), t.describe(), t.row_stride);
+         op_, name, numel, type_name(dtype), t.describe(), t.row_stride);
   }
   // `x` is [rows, heads * d]; returns d.
-  int64_t heads(std::string_view name, const Tensor& x, int64_t rows, int heads) const {
-    matrix(name, x, rows, x.cols());
+  int64_t heads(std::string_view name, const Tensor& x, int64_t rows, int heads,
+                std::optional<DType> dtype = {}) const {
+    matrix(name, x, rows, x.cols(), dtype);
     if (heads > 0 && x.cols() % heads == 0) return x.cols() / heads;
     fail(ExitCode::kInternal, "{}: {} heads do not divide {} {}", op_, heads, name, x.describe());
   }
@@ -64,6 +64,13 @@ class Check {
   }
 
  private:
+  static bool type_fits(DType actual, std::optional<DType> expected) {
+    return expected ? actual == *expected : is_real(actual);
+  }
+  static std::string_view type_name(std::optional<DType> dtype) {
+    return dtype ? dtype_name(*dtype) : "f32 or bf16";
+  }
+
   std::string_view op_;
 };
 

@@ -16,7 +16,7 @@ struct Embedding {
     const Check c(kName);
     c.matrix("y_TD", y_TD, y_TD.rows(), w_VD.cols());
     c.flat("tokens_T", tokens_T, y_TD.rows(), DType::kI32);
-    c.matrix("w_VD", w_VD);
+    c.matrix("w_VD", w_VD, w_VD.rows(), y_TD.cols(), y_TD.dtype);
   }
   kernels::Embedding kernel() const {
     return {y_TD, tokens_T, w_VD, y_TD.rows(), y_TD.cols(), w_VD.rows(), scale};
@@ -33,7 +33,7 @@ struct EmbeddingBackward {
     const Check c(kName);
     c.matrix("dy_TD", dy_TD, dy_TD.rows(), dw_VD.cols());
     c.flat("tokens_T", tokens_T, dy_TD.rows(), DType::kI32);
-    c.matrix("dw_VD", dw_VD);
+    c.matrix("dw_VD", dw_VD, dw_VD.rows(), dy_TD.cols(), DType::kF32);
   }
   // The tokens sorted by id, and partial sums over the tokens of one id.
   Buffer scratch(const Stream& s) const {

@@ -28,8 +28,8 @@ template <typename Op>
 void check_sticks(const Check& c, const Op& op) {
   check_far(c, op);
   const int64_t tokens = op.q_THd.rows();
-  c.matrix("before_HT", op.before_HT, op.params.heads, tokens);
-  c.matrix("log2_rem_HT", op.log2_rem_HT, op.params.heads, tokens);
+  c.matrix("before_HT", op.before_HT, op.params.heads, tokens, DType::kF32);
+  c.matrix("log2_rem_HT", op.log2_rem_HT, op.params.heads, tokens, DType::kF32);
   c.matrix("stop_HT", op.stop_HT, op.params.heads, tokens, DType::kI32);
   c.that(op.params.remainder == Remainder::kNone, "nothing receives the remainder");
 }
@@ -37,7 +37,7 @@ void check_sticks(const Check& c, const Op& op) {
 template <typename Op>
 void check_softmax(const Check& c, const Op& op) {
   check_far(c, op);
-  c.matrix("lse_HT", op.lse_HT, op.params.heads, op.q_THd.rows());
+  c.matrix("lse_HT", op.lse_HT, op.params.heads, op.q_THd.rows(), DType::kF32);
   c.that(op.bias.kind != PositionBias::kFire, "FIRE is not shared by ranks");
   c.that(op.far.keys == 0 || op.far.queries == 0 || op.distance >= op.q_THd.rows(),
          "the keys lie before the queries");
@@ -58,7 +58,7 @@ void StickBreakingFarForward::check() const {
 void StickBreakingFarBackward::check() const {
   const Check c(kName);
   check_sticks(c, *this);
-  c.matrix("w_HT", w_HT, params.heads, q_THd.rows());
+  c.matrix("w_HT", w_HT, params.heads, q_THd.rows(), DType::kF32);
 }
 
 void SoftmaxFarForward::check() const {

@@ -18,7 +18,7 @@ struct Amax {
   Tensor amax_1;
   Tensor x_RC;
   void check() const {
-    Check(kName).flat("amax_1", amax_1, 1);
+    Check(kName).flat("amax_1", amax_1, 1, DType::kF32);
     Check(kName).matrix("x_RC", x_RC);
   }
   kernels::Amax kernel() const { return {amax_1, x_RC, x_RC.dtype, x_RC.rows(), x_RC.cols()}; }
@@ -39,8 +39,8 @@ struct CastFp8 {
     c.matrix("x_RC", x_RC);
     if (y_RC.defined()) c.matrix("y_RC", y_RC, x_RC.rows(), x_RC.cols(), dtype());
     if (y_CR.defined()) c.matrix("y_CR", y_CR, x_RC.cols(), x_RC.rows(), dtype());
-    c.flat("inverse_scale_1", inverse_scale_1, 1);
-    c.flat("amax_1", amax_1, 1);
+    c.flat("inverse_scale_1", inverse_scale_1, 1, DType::kF32);
+    c.flat("amax_1", amax_1, 1, DType::kF32);
   }
   kernels::CastFp8 kernel() const {
     return {y_RC,       y_CR,   dtype(),     inverse_scale_1, x_RC,
@@ -56,8 +56,8 @@ struct Fp8Scales {
   Tensor x_WN;
   void check() const {
     const Check c(kName);
-    c.matrix("x_WN", x_WN);
-    c.flat("amax_N", amax_N, x_WN.cols());
+    c.matrix("x_WN", x_WN, x_WN.rows(), x_WN.cols(), DType::kF32);
+    c.flat("amax_N", amax_N, x_WN.cols(), DType::kF32);
     c.matrix("inverse_scale_N1", inverse_scale_N1, x_WN.cols(), 1, DType::kF32);
   }
   kernels::Fp8Scales kernel() const {
@@ -108,8 +108,8 @@ struct Fp8Product {
     c.matrix("a_MK", a, y_MN.rows(), b.cols(), a.dtype);
     c.matrix("b_NK", b, y_MN.cols(), a.cols(), b.dtype);
     c.matrix("y_MN", y_MN);
-    c.flat("inverse scale of a", a_MK.inverse_scale_1, 1);
-    c.flat("inverse scale of b", b_NK.inverse_scale_1, 1);
+    c.flat("inverse scale of a", a_MK.inverse_scale_1, 1, DType::kF32);
+    c.flat("inverse scale of b", b_NK.inverse_scale_1, 1, DType::kF32);
     for (const Fp8Matrix* factor : {&a_MK, &b_NK}) {
       c.that(reinterpret_cast<uintptr_t>(factor->inverse_scale_1.data) %
                      (kFp8ScaleStride * sizeof(float)) ==

@@ -19,7 +19,7 @@ struct Linear {
     const Check c(kName);
     c.matrix("y_TN", y_TN, x_TK.rows(), w_NK.rows());
     c.matrix("x_TK", x_TK, y_TN.rows(), w_NK.cols());
-    c.matrix("w_NK", w_NK);
+    c.matrix("w_NK", w_NK, y_TN.cols(), x_TK.cols(), x_TK.dtype);
     if (residual.defined()) c.same("residual", residual, y_TN);
   }
   Buffer scratch(const Stream& s) const { return linear_workspace(s); }
@@ -49,9 +49,9 @@ struct DecodeLinear {
     const Check c(kName);
     c.matrix("y_BN", y_BN);
     c.matrix("x_BK", x_BK, y_BN.rows(), w_NK.cols());
-    c.matrix("w_NK", w_NK, products(), x_BK.cols());
+    c.matrix("w_NK", w_NK, products(), x_BK.cols(), x_BK.dtype);
     if (residual.defined()) c.same("residual", residual, y_BN);
-    if (norm_K.defined()) c.flat("norm_K", norm_K, x_BK.cols());
+    if (norm_K.defined()) c.flat("norm_K", norm_K, x_BK.cols(), x_BK.dtype);
     if (residual.defined() && swiglu) {
       fail(ExitCode::kInternal, "{}: there is no residual with swiglu", kName);
     }
@@ -96,11 +96,11 @@ struct LinearBackward {
     const Check c(kName);
     c.matrix("dy_TN", dy_TN);
     if (dx_TK.defined()) {
-      c.matrix("w_NK", w_NK, dy_TN.cols(), w_NK.cols());
+      c.matrix("w_NK", w_NK, dy_TN.cols(), w_NK.cols(), dy_TN.dtype);
       c.matrix("dx_TK", dx_TK, dy_TN.rows(), w_NK.cols());
     }
     if (dw_NK.defined()) {
-      c.matrix("x_TK", x_TK, dy_TN.rows(), x_TK.cols());
+      c.matrix("x_TK", x_TK, dy_TN.rows(), x_TK.cols(), dy_TN.dtype);
       c.matrix("dw_NK", dw_NK, dy_TN.cols(), x_TK.cols());
     }
   }
@@ -116,7 +116,7 @@ struct AddBias {
   Tensor b_N;
   void check() const {
     Check(kName).matrix("y_TN", y_TN);
-    Check(kName).flat("b_N", b_N, y_TN.cols());
+    Check(kName).flat("b_N", b_N, y_TN.cols(), y_TN.dtype);
   }
   kernels::AddBias kernel() const { return {y_TN, b_N, y_TN.rows(), y_TN.cols()}; }
 };
@@ -128,7 +128,7 @@ struct BiasBackward {
   Tensor dy_TN;
   void check() const {
     Check(kName).matrix("dy_TN", dy_TN);
-    Check(kName).flat("db_N", db_N, dy_TN.cols());
+    Check(kName).flat("db_N", db_N, dy_TN.cols(), DType::kF32);
   }
   Buffer scratch(const Stream& s) const { return token_partials(s, dy_TN.cols()); }
   kernels::BiasBackward kernel() const { return {db_N, dy_TN, dy_TN.rows(), dy_TN.cols()}; }

@@ -48,14 +48,14 @@ struct CrossEntropy {
   void check() const {
     const Check c(kName);
     c.matrix("x_TD", x_TD, x_TD.rows(), w_VD.cols());
-    c.matrix("w_VD", w_VD);
-    c.flat("loss_T", loss_T, x_TD.rows());
-    if (hits_T.defined()) c.flat("hits_T", hits_T, x_TD.rows());
+    c.matrix("w_VD", w_VD, w_VD.rows(), x_TD.cols(), x_TD.dtype);
+    c.flat("loss_T", loss_T, x_TD.rows(), DType::kF32);
+    if (hits_T.defined()) c.flat("hits_T", hits_T, x_TD.rows(), DType::kF32);
     c.flat("targets_T", targets_T, x_TD.rows(), DType::kI32);
     c.that(dx_TD.defined() == dw_VD.defined(), "dx_TD and dw_VD come together");
     if (!dx_TD.defined()) return;
     c.same("dx_TD", dx_TD, x_TD);
-    c.same("dw_VD", dw_VD, w_VD);
+    c.matrix("dw_VD", dw_VD, w_VD.rows(), w_VD.cols(), DType::kF32);
   }
   Scratch scratch(const Stream& s) const {
     const int64_t rows = logits_chunk_tokens(s, x_TD.rows(), w_VD.rows());

@@ -22,10 +22,10 @@ struct MuonMomentum {
   bool nesterov;
   void check() const {
     const Check c(kName);
-    c.flat("m_N", m_N, grad_N.numel());
-    c.flat("grad_N", grad_N, grad_N.numel());
+    c.flat("m_N", m_N, grad_N.numel(), DType::kF32);
+    c.flat("grad_N", grad_N, grad_N.numel(), DType::kF32);
     c.flat("stats", stats, kStepStats, DType::kF64);
-    if (y_N.defined()) c.flat("y_N", y_N, grad_N.numel(), y_N.dtype);
+    if (y_N.defined()) c.flat("y_N", y_N, grad_N.numel());
   }
   kernels::MuonMomentum kernel() const {
     return {stats, momentum, nesterov, m_N, grad_N, y_N, grad_N.numel()};
@@ -38,8 +38,8 @@ struct Normalize {
   Tensor y_N, x_N;
   float margin;
   void check() const {
+    Check(kName).flat("x_N", x_N, x_N.numel());
     Check(kName).flat("y_N", y_N, x_N.numel(), x_N.dtype);
-    Check(kName).flat("x_N", x_N, x_N.numel(), x_N.dtype);
   }
   Buffer scratch(const Stream& s) const { return reduction_partials(s); }
   kernels::Normalize kernel() const { return {y_N, x_N, x_N.numel(), margin}; }
@@ -95,9 +95,9 @@ struct MuonUpdate {
   float lr, scale, decay;
   void check() const {
     const Check c(kName);
-    c.flat("w_N", w_N, w_N.numel());
-    c.flat("y_N", y_N, w_N.numel(), y_N.dtype);
-    if (compute_N.defined()) c.flat("compute_N", compute_N, w_N.numel(), compute_N.dtype);
+    c.flat("w_N", w_N, w_N.numel(), DType::kF32);
+    c.flat("y_N", y_N, w_N.numel());
+    if (compute_N.defined()) c.flat("compute_N", compute_N, w_N.numel());
     c.flat("stats", stats, kStepStats, DType::kF64);
   }
   kernels::MuonUpdate kernel() const {

@@ -18,8 +18,8 @@ struct RmsNorm {
     const Check c(kName);
     c.matrix("x_TD", x_TD);
     c.same("y_TD", y_TD, x_TD);
-    c.flat("w_D", w_D, x_TD.cols());
-    if (amax_1.defined()) c.flat("amax_1", amax_1, 1);
+    c.flat("w_D", w_D, x_TD.cols(), x_TD.dtype);
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1, DType::kF32);
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
   kernels::RmsNorm kernel() const {
@@ -34,18 +34,20 @@ struct RmsNormBackward {
   Tensor dy_TD, x_TD, w_D;
   float eps;
   bool accumulate_dw = true;
+  Tensor amax_1{};  // optional, = the largest |dx|
   void check() const {
     const Check c(kName);
     c.matrix("x_TD", x_TD);
     c.same("dx_TD", dx_TD, x_TD);
     c.same("dy_TD", dy_TD, x_TD);
-    c.flat("w_D", w_D, x_TD.cols());
-    c.flat("dw_D", dw_D, x_TD.cols());
+    c.flat("w_D", w_D, x_TD.cols(), x_TD.dtype);
+    c.flat("dw_D", dw_D, x_TD.cols(), DType::kF32);
+    if (amax_1.defined()) c.flat("amax_1", amax_1, 1, DType::kF32);
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, x_TD.cols()); }
   kernels::RmsNormBackward kernel() const {
-    return {dx_TD, dw_D, dy_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps, accumulate_dw};
+    return {dx_TD, dw_D, dy_TD, x_TD, w_D, x_TD.rows(), x_TD.cols(), eps, accumulate_dw, amax_1};
   }
 };
 
@@ -59,8 +61,8 @@ struct LayerNorm {
     const Check c(kName);
     c.matrix("x_TD", x_TD);
     c.same("y_TD", y_TD, x_TD);
-    c.flat("w_D", w_D, x_TD.cols());
-    c.flat("b_D", b_D, x_TD.cols());
+    c.flat("w_D", w_D, x_TD.cols(), x_TD.dtype);
+    c.flat("b_D", b_D, x_TD.cols(), x_TD.dtype);
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
   kernels::LayerNorm kernel() const {
@@ -80,7 +82,9 @@ struct LayerNormBackward {
     c.matrix("x_TD", x_TD);
     c.same("dx_TD", dx_TD, x_TD);
     c.same("dy_TD", dy_TD, x_TD);
-    for (const Tensor* row : {&w_D, &dw_D, &db_D}) c.flat("w_D", *row, x_TD.cols());
+    c.flat("w_D", w_D, x_TD.cols(), x_TD.dtype);
+    c.flat("dw_D", dw_D, x_TD.cols(), DType::kF32);
+    c.flat("db_D", db_D, x_TD.cols(), DType::kF32);
   }
   void check_limits(const Target&) const { check_norm_width(kName, x_TD.cols()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_TD.cols()); }
@@ -101,8 +105,8 @@ struct HeadNorm {
     const Check c(kName);
     c.heads("x_THd", x_THd, x_THd.rows(), heads);
     c.same("y_THd", y_THd, x_THd);
-    c.flat("w_Hd", w_Hd, x_THd.cols());
-    c.flat("b_Hd", b_Hd, x_THd.cols());
+    c.flat("w_Hd", w_Hd, x_THd.cols(), x_THd.dtype);
+    c.flat("b_Hd", b_Hd, x_THd.cols(), x_THd.dtype);
   }
   void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
   int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
@@ -123,7 +127,9 @@ struct HeadNormBackward {
     c.heads("x_THd", x_THd, x_THd.rows(), heads);
     c.same("dx_THd", dx_THd, x_THd);
     c.same("dy_THd", dy_THd, x_THd);
-    for (const Tensor* row : {&w_Hd, &dw_Hd, &db_Hd}) c.flat("w_Hd", *row, x_THd.cols());
+    c.flat("w_Hd", w_Hd, x_THd.cols(), x_THd.dtype);
+    c.flat("dw_Hd", dw_Hd, x_THd.cols(), DType::kF32);
+    c.flat("db_Hd", db_Hd, x_THd.cols(), DType::kF32);
   }
   void check_limits(const Target&) const { check_norm_head_dim(kName, head_dim()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, 2 * x_THd.cols()); }
@@ -151,7 +157,7 @@ struct HeadRmsNorm {
     const Check c(kName);
     const int64_t head_dim = c.heads("x_THd", x_THd, x_THd.rows(), heads);
     c.same("y_THd", y_THd, x_THd);
-    c.flat("w_d", w_d, head_dim);
+    c.flat("w_d", w_d, head_dim, x_THd.dtype);
   }
   void check_limits(const Target&) const { check_head_rmsnorm(kName, heads, head_dim()); }
   int head_dim() const { return static_cast<int>(x_THd.cols() / heads); }
@@ -172,8 +178,8 @@ struct HeadRmsNormBackward {
     const int64_t head_dim = c.heads("x_THd", x_THd, x_THd.rows(), heads);
     c.same("dx_THd", dx_THd, x_THd);
     c.same("dy_THd", dy_THd, x_THd);
-    c.flat("w_d", w_d, head_dim);
-    c.flat("dw_d", dw_d, head_dim);
+    c.flat("w_d", w_d, head_dim, x_THd.dtype);
+    c.flat("dw_d", dw_d, head_dim, DType::kF32);
   }
   void check_limits(const Target&) const { check_head_rmsnorm(kName, heads, head_dim()); }
   Buffer scratch(const Stream& s) const { return token_partials(s, head_dim()); }

@@ -17,7 +17,7 @@ double sum(Stream& s, const Tensor& x) {
 
 void AddSquaredNorms::check() const {
   Check(kName).flat("y_1", y_1, 1, DType::kF64);
-  for (const Tensor& each : x) Check(kName).flat("x", each, each.numel());
+  for (const Tensor& each : x) Check(kName).flat("x", each, each.numel(), DType::kF32);
 }
 
 Buffer AddSquaredNorms::scratch(const Stream& s) const {
@@ -40,10 +40,10 @@ void AdamWs::check() const {
 void AdamW::check() const {
   const Check c(kName);
   const int64_t n = w_N.numel();
-  c.flat("w_N", w_N, n);
-  c.flat("m_N", m_N, n);
-  c.flat("v_N", v_N, n);
-  c.flat("grad_N", grad_N, n);
+  c.flat("w_N", w_N, n, DType::kF32);
+  c.flat("m_N", m_N, n, DType::kF32);
+  c.flat("v_N", v_N, n, DType::kF32);
+  c.flat("grad_N", grad_N, n, DType::kF32);
   if (compute_N.defined()) c.flat("compute_N", compute_N, n);
   c.flat("stats", stats, kStepStats, DType::kF64);
   int64_t end = 0;

@@ -26,7 +26,7 @@ struct AddSum {
   Tensor x;
   void check() const {
     Check(kName).flat("y_1", y_1, 1, DType::kF64);
-    Check(kName).matrix("x", x);
+    Check(kName).matrix("x", x, x.rows(), x.cols(), DType::kF32);
   }
   Buffer scratch(const Stream& s) const { return reduction_partials(s); }
   kernels::Sum kernel() const { return {{y_1, x, x.rows(), x.cols()}}; }
@@ -39,7 +39,7 @@ struct AddSquaredNorm {
   Tensor x;
   void check() const {
     Check(kName).flat("y_1", y_1, 1, DType::kF64);
-    Check(kName).matrix("x", x);
+    Check(kName).matrix("x", x, x.rows(), x.cols(), DType::kF32);
   }
   Buffer scratch(const Stream& s) const { return reduction_partials(s); }
   kernels::SquaredNorm kernel() const { return {{y_1, x, x.rows(), x.cols()}}; }

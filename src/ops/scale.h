@@ -15,7 +15,7 @@ struct Scale {
     const Check c(kName);
     c.matrix("x_TD", x_TD);
     c.same("y_TD", y_TD, x_TD);
-    c.flat("w_D", w_D, x_TD.cols());
+    c.flat("w_D", w_D, x_TD.cols(), x_TD.dtype);
   }
   kernels::Scale kernel() const { return {y_TD, x_TD, w_D, x_TD.rows(), x_TD.cols()}; }
 };
@@ -30,8 +30,8 @@ struct ScaleBackward {
     c.matrix("x_TD", x_TD);
     c.same("dx_TD", dx_TD, x_TD);
     c.same("dy_TD", dy_TD, x_TD);
-    c.flat("w_D", w_D, x_TD.cols());
-    c.flat("dw_D", dw_D, x_TD.cols());
+    c.flat("w_D", w_D, x_TD.cols(), x_TD.dtype);
+    c.flat("dw_D", dw_D, x_TD.cols(), DType::kF32);
   }
   Buffer scratch(const Stream& s) const { return token_partials(s, x_TD.cols()); }
   kernels::ScaleBackward kernel() const {

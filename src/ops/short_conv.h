@@ -17,13 +17,13 @@ struct ShortConvWeights {
 };
 
 inline void check_short_conv(const Check& c, const Tensor& u_TD, const Tensor& gate_TD,
-                             const Tensor& positions_T, const ShortConvWeights& w) {
+                             const Tensor& positions_T, const ShortConvWeights& w, DType weights) {
   c.matrix("u_TD", u_TD);
   c.same("gate_TD", gate_TD, u_TD);
   c.flat("positions_T", positions_T, u_TD.rows(), DType::kI32);
-  c.flat("w_D3", w.w_D3, kShortConv * u_TD.cols());
-  c.flat("b_D", w.b_D, u_TD.cols());
-  c.flat("gate_bias_D", w.gate_bias_D, u_TD.cols());
+  c.flat("w_D3", w.w_D3, kShortConv * u_TD.cols(), weights);
+  c.flat("b_D", w.b_D, u_TD.cols(), weights);
+  c.flat("gate_bias_D", w.gate_bias_D, u_TD.cols(), weights);
 }
 
 struct ShortConvForward {
@@ -33,7 +33,7 @@ struct ShortConvForward {
   Tensor positions_T;
   ShortConvWeights w{};
   void check() const {
-    check_short_conv(Check(kName), u_TD, gate_TD, positions_T, w);
+    check_short_conv(Check(kName), u_TD, gate_TD, positions_T, w, u_TD.dtype);
     Check(kName).same("y_TD", y_TD, u_TD);
   }
   kernels::ShortConv kernel() const {
@@ -50,8 +50,8 @@ struct ShortConvBackward {
   ShortConvWeights dw{};  // +=
   ShortConvWeights w{};
   void check() const {
-    check_short_conv(Check(kName), u_TD, gate_TD, positions_T, w);
-    check_short_conv(Check(kName), du_TD, dgate_TD, positions_T, dw);
+    check_short_conv(Check(kName), u_TD, gate_TD, positions_T, w, u_TD.dtype);
+    check_short_conv(Check(kName), du_TD, dgate_TD, positions_T, dw, DType::kF32);
     Check(kName).same("dy_TD", dy_TD, u_TD);
     Check(kName).same("du_TD", du_TD, u_TD);
   }
@@ -73,9 +73,9 @@ struct ShortConvDecode {
   Tensor positions_B;
   ShortConvWeights w{};
   void check() const {
-    check_short_conv(Check(kName), u_BD, gate_BD, positions_B, w);
+    check_short_conv(Check(kName), u_BD, gate_BD, positions_B, w, u_BD.dtype);
     Check(kName).same("y_BD", y_BD, u_BD);
-    Check(kName).matrix("state_B2D", state_B2D, u_BD.rows(), 2 * u_BD.cols());
+    Check(kName).matrix("state_B2D", state_B2D, u_BD.rows(), 2 * u_BD.cols(), u_BD.dtype);
   }
   kernels::ShortConvDecode kernel() const {
     return {y_BD, u_BD, gate_BD, state_B2D, positions_B, w, u_BD.rows(), u_BD.cols()};

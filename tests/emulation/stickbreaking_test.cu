@@ -49,6 +49,10 @@ class StickBreaking : public Attention {
     return to_f64(gate_);
   }
   const std::vector<bf16>& dgate() const { return dgate_; }
+  void set_scale(float scale) {
+    problem_.scale = scale;
+    problem_ = with_scale_that_hides(problem_);  // as the launches do
+  }
 
   template <int kD, bool kFewTiles, template <typename> class Kind = Unfolded>
   void run(Timing timing, float skip_epsilon) {
@@ -297,6 +301,28 @@ TEST(EmulatedStickBreaking, GatesOfGroups) {
   check_groups<32>(true);
   check_groups<64>(true);
   check_groups<128>(true);
+}
+
+// Whatever the queries and keys are, all logits are then 0, and keys that no row sees stay hidden.
+template <int kD>
+void check_scale_of_zero() {
+  for (const float zero : {0.0f, -0.0f}) {
+    for (const bool gated : {false, true}) {
+      StickBreaking x(kPacks[2], kD);
+      test::oracle::Problem problem = x.oracle();
+      if (gated) problem.gate = x.give_gates();
+      problem.scale = 0;
+      x.set_scale(zero);
+      SCOPED_TRACE(gated ? "gates" : "no gates");
+      ASSERT_NO_THROW((x.run<kD, false>(Timing::kAtOnce, 0.0f)));
+      x.check(test::oracle::stickbreaking(problem));
+    }
+  }
+}
+TEST(EmulatedStickBreaking, ScaleOfZero) {
+  check_scale_of_zero<32>();
+  check_scale_of_zero<64>();
+  check_scale_of_zero<128>();
 }
 
 // Queries that have been multiplied by scale * log2(e) and then rounded.

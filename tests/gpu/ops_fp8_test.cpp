@@ -205,6 +205,20 @@ TEST_F(Fp8, KernelsFindTheLargestOfWhatTheyWrite) {
     };
     ops::run(gpu(), ops::RmsNorm{.y_TD = y, .x_TD = x, .w_D = w, .eps = 1e-5f, .amax_1 = found});
     expect_largest_of(y, "rmsnorm");
+    // Looking for it changes no bit of the gradient.
+    const OnGpu dy(gpu(), test::random_bf16("dy", {tokens, width}), kBF16, gap);
+    const OnGpu before(gpu(), test::random_bf16("dx", {tokens, width}, 1, 2), kBF16, gap);
+    const OnGpu dw(gpu(), test::constant({width}, 0), kF32);
+    ops::RmsNormBackward backward{
+        .dx_TD = y, .dw_D = dw, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = 1e-5f};
+    ops::run(gpu(), ops::Copy{.y = y, .x = before});
+    ops::run(gpu(), backward);
+    const auto plain = y.raw();
+    backward.amax_1 = found;
+    ops::run(gpu(), ops::Copy{.y = y, .x = before});
+    ops::run(gpu(), backward);
+    EXPECT_TRUE(y.raw() == plain) << tokens << " x " << width;
+    expect_largest_of(y, "rmsnorm_backward");
     ops::run(gpu(), ops::Swiglu{.y_TF = y, .gate_up_T2F = wide, .amax_1 = found});
     expect_largest_of(y, "swiglu");
     ops::run(gpu(), ops::SwigluBackward{

@@ -522,6 +522,17 @@ TEST_F(GpuStickBreaking, ExtremeLogits) {
   }
 }
 
+// Keys that a query does not see stay hidden where nothing else tells keys apart.
+TEST_F(GpuStickBreaking, ScaleOfZero) {
+  for (const int64_t d : {32, 64, 128}) {
+    for (const bool gated : {false, true}) {
+      Case c{.documents = {300, 77, 700}, .heads = 2, .head_dim = d, .gated = gated};
+      c.scale = 0.0f;
+      check(c);
+    }
+  }
+}
+
 // Gradients, where logits are anywhere from 0 to beyond the largest that is not clamped (a standard
 // deviation of 22 to 45 nats): both passes must clamp the same keys.
 TEST_F(GpuStickBreaking, LargeLogits) {

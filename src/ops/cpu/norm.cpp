@@ -62,7 +62,7 @@ void run(Cpu, Stream& s, const RmsNorm& op) {
 }
 
 // With r = 1/rms(x), xhat = r x and g = w dy:  dx = r (g - xhat mean(g xhat)),  dw = sum_t dy xhat.
-void run(Cpu, Stream& /*s*/, const RmsNormBackward& op, const Buffer& scratch) {
+void run(Cpu, Stream& s, const RmsNormBackward& op, const Buffer& scratch) {
   const int64_t width = op.x_TD.cols();
   float* dx_data = op.dx_TD.f32();
   float* dw = op.dw_D.f32();
@@ -90,6 +90,7 @@ void run(Cpu, Stream& /*s*/, const RmsNormBackward& op, const Buffer& scratch) {
                       dw[i] = (op.accumulate_dw ? dw[i] : 0.0f) + sums[i];
                     }
                   });
+  if (op.amax_1.defined()) run(Cpu(), s, Amax{.amax_1 = op.amax_1, .x_RC = op.dx_TD});
 }
 
 void run(Cpu, Stream& /*s*/, const LayerNorm& op) {

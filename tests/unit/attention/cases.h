@@ -2,6 +2,7 @@
 #pragma once
 
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,14 +37,14 @@ struct Case {
   Bias bias = Bias::kNone;
   float fire_m = 1.0f;
   float fire_length = ops::kFireLength;  // L0
-  float scale = 0.0f;                    // 0: 1/sqrt(head_dim)
+  std::optional<float> scale{};          // 1/sqrt(head_dim) without
 
   int64_t tokens() const { return std::accumulate(documents.begin(), documents.end(), int64_t{0}); }
   int64_t width() const { return heads * head_dim; }
   int64_t key_width() const { return width() / group; }
   int64_t qkv_width() const { return width() + 2 * key_width(); }
   float logit_scale() const {
-    return scale != 0.0f ? scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+    return scale.value_or(1.0f / std::sqrt(static_cast<float>(head_dim)));
   }
   std::vector<int32_t> bounds() const {
     std::vector<int32_t> bounds = {0};

@@ -159,6 +159,14 @@ TEST(StickBreakingParity, SaturatedLogits) {
   }
 }
 
+TEST(StickBreakingParity, ScaleOfZero) {
+  for (const Case& base : stickbreaking_options(with({129, 40}, Inputs::kStandard))) {
+    Case c = base;
+    c.scale = 0.0f;
+    check_stickbreaking(c);
+  }
+}
+
 TEST(StickBreakingParity, Length4096) {
   for (const Inputs inputs : {Inputs::kStandard, Inputs::kTrained}) {
     Case c = with({4096}, inputs);

@@ -133,7 +133,7 @@ TEST(Checks, MismatchesThrowAndNameTheTensor) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kInternal);
-    EXPECT_STREQ(error.what(), "add: x must be f32[3, 4], got f32[4, 3]");
+    EXPECT_STREQ(error.what(), "add: x must be f32 or bf16[3, 4], got f32[4, 3]");
   }
   EXPECT_THROW(ops::run(s, ops::Add{.y = a, .x = Owned(DType::kI32, {3, 4})}), Error);
   EXPECT_THROW(
