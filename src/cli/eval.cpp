@@ -13,6 +13,7 @@
 #include "cli/backend.h"
 #include "cli/cli.h"
 #include "cli/eval_attention.h"
+#include "cli/eval_cache.h"
 #include "cli/eval_tasks.h"
 #include "cli/ranks.h"
 #include "cli/rope_options.h"
@@ -27,6 +28,7 @@
 #include "eval/recall.h"
 #include "eval/task_accuracy.h"
 #include "eval/windows.h"
+#include "model/inference/decode_cache.h"
 #include "serve/inference.h"
 #include "train/bits.h"
 #include "train/host_share.h"
@@ -41,6 +43,8 @@ constexpr int64_t kAllTokens = int64_t{1} << 60;
 constexpr int64_t kMostTokens = int64_t{1} << 30;  // at once; positions have 32 bits
 constexpr int64_t kMaxExactPositions = 4096;       // longer windows report losses by bin only
 constexpr int64_t kShortestContext = 64;           // of --benefit
+// That windows which are continued token by token may take.
+constexpr std::chrono::hours kLongWindows{4};
 
 struct EvalOptions {
   std::string checkpoint;
@@ -63,6 +67,7 @@ struct EvalOptions {
   int64_t stride = 0;
   AttentionEvalOptions attention;
   TextTaskEvalOptions tasks;
+  CacheEvalOptions cache;
   RopeOptions rope;
   bool ema = false;
   Option tokens_per_length_option{};  // tell whether these were given
@@ -81,6 +86,10 @@ void EvalOptions::check() const {
   }
   if (bootstrap_option.given() && ((!windows && window == 0) || reach)) {
     fail(ExitCode::kUsage, "--bootstrap requires losses by --lengths, --benefit or --window");
+  }
+  if (tasks.asked() && cache.drop_below.size() > 1) {
+    fail(ExitCode::kUsage, "--drop-below: with --tasks there is one bound, not {}",
+         cache.drop_below.size());
   }
 }
 
@@ -597,6 +606,80 @@ void evaluate_reach(const Evaluation& run) {
   write_json(options, json);
 }
 
+// ---- A cache that drops keys --------------------------------------------------------------------
+
+Json cache_json(const EvalOptions& options, int64_t length, double below, int64_t slots,
+                const CacheScore& score) {
+  Json json = {{"length", length}, {"drop_below", below}, {"cache_share", options.cache.share}};
+  json["windows"] = score.windows;
+  json["sequences"] = slots;
+  add_result(json, score.total);
+  json["share_kept"] = static_cast<double>(score.kept) / static_cast<double>(score.seen);
+  json["bytes_per_window"] = static_cast<double>(score.bytes) / static_cast<double>(score.windows);
+  json["tokens_per_second"] = static_cast<double>(score.stepped) / score.seconds;
+  return json;
+}
+
+void print_cache(const Json& row) {
+  fmt::print("{:>8}{:>12g}{:>9}{:>10}{:>9.4f}{:>9.1f}%{:>12.3f}{:>11.0f}\n",
+             row["length"].get<int64_t>(), row["drop_below"].get<double>(),
+             row["windows"].get<int64_t>(), row["tokens"].get<int64_t>(), row["loss"].get<double>(),
+             100 * row["share_kept"].get<double>(), row["bytes_per_window"].get<double>() / 1e6,
+             row["tokens_per_second"].get<double>());
+  std::fflush(stdout);
+}
+
+void evaluate_cache(const Evaluation& run) {
+  const EvalOptions& options = run.options;
+  const ModelConfig& config = run.config.model;
+  MemoryReport plan;
+  std::vector<int64_t> slots;
+  require_droppable(Transformer(config), {.below = 1});
+  for (const int64_t length : options.lengths) {
+    slots.push_back(
+        slots_for_windows(config, run.backend, options.cache, length, run.room(), plan));
+  }
+  run.require_memory_for(plan);
+  const WindowReader reader(run.held_out(1));
+  if (reader.empty()) fail_without_data();
+  InferenceModel model(config, run.checkpoint, run.backend, plan);
+  const bool table = run.shows() && !options.prints_json();
+  if (table) {
+    fmt::print("{:>8}{:>12}{:>9}{:>10}{:>9}{:>10}{:>12}{:>11}\n", "length", "drop below", "windows",
+               "tokens", "loss", "kept", "MB a window", "tokens/s");
+  }
+  Json results = Json::array();
+  for (size_t i = 0; i < options.lengths.size(); ++i) {
+    const int64_t length = options.lengths[i];
+    const std::vector<Window> windows = reader.of_length(length, options.tokens_per_length);
+    if (windows.empty()) {
+      fail(ExitCode::kUsage, "--lengths: no document has {} tokens; the longest has {}", length,
+           reader.longest_document());
+    }
+    const int64_t groups = (static_cast<int64_t>(windows.size()) + slots[i] - 1) / slots[i];
+    for (const double below : options.cache.drop_below) {
+      const auto of_group = [&](int64_t group) {
+        const auto first = static_cast<size_t>(group * slots[i]);
+        const size_t count = std::min(windows.size() - first, static_cast<size_t>(slots[i]));
+        run.ranks.progress(fmt::format("windows of {} tokens", length), kLongWindows);
+        return score_decoded(model,
+                             reader.batch_of(std::span(windows).subspan(first, count), length),
+                             static_cast<int64_t>(count), length, options.cache.dropping(below));
+      };
+      const CacheScore score = sum_over_ranks<CacheScore>(run.ranks, groups, {}, of_group);
+      results.push_back(cache_json(options, length, below, slots[i], score));
+      if (table) print_cache(results.back());
+    }
+  }
+  if (!run.shows() || !options.json.given()) return;
+  Json json = run.header();
+  json["train_length"] = run.config.train.sequence_length;
+  json["rope_scaling"] = run.rope_scaling();
+  json["data"] = reader.content_hashes();
+  json["cache"] = std::move(results);
+  write_json(options, json);
+}
+
 // ---- Attention ----------------------------------------------------------------------------------
 
 void evaluate_attention(const Evaluation& run) {
@@ -681,7 +764,9 @@ void evaluate_text_tasks(const Evaluation& run) {
   // No text of a prompt is meant as a special token, also not in a haystack.
   const Tokenizer tokenizer(
       load_tokenizer(run.checkpoint, run.config, training, options.tokenizer).path());
-  TextTaskEvaluation tasks(options.tasks, options.lengths, tokenizer, training);
+  const double below = options.cache.asked() ? options.cache.drop_below.front() : 0;
+  TextTaskEvaluation tasks(options.tasks, options.lengths, tokenizer, training,
+                           options.cache.dropping(below));
   const MemoryReport plan = tasks.plan(run.config.model, run.backend, run.room());
   run.require_memory_for(plan);
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);
@@ -714,6 +799,8 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
     evaluate_attention(run);
   } else if (options.tasks.asked()) {
     evaluate_text_tasks(run);
+  } else if (options.cache.asked()) {
+    evaluate_cache(run);
   } else if (options.reach) {
     evaluate_reach(run);
   } else if (options.benefit > 0) {
@@ -871,6 +958,7 @@ void add_eval(Command app, Action& action) {
   add_windows(command, *options);
   options->attention.add(command);
   options->tasks.add(command);
+  options->cache.add(command);
   command.callback([options, &action] {
     if (options->json_file == "-") options->json_file.clear();
     action = [options] { return run_eval(*options); };
