@@ -119,14 +119,17 @@ bool KeptKeys::reserve(int64_t sequence, int64_t h, int64_t keys) {
   return true;
 }
 
-// A head with all the pages that it may have has room for all tokens.
-void KeptKeys::find_room(int64_t sequence) {
-  int64_t room = std::numeric_limits<int64_t>::max();
+// Adds up what the heads keep, and finds for how many steps they have room: a head with all the
+// pages that it may have has it for all tokens.
+void KeptKeys::count(int64_t sequence) {
+  Sequence& mine = at(sequence);
+  mine.kept = 0;
+  mine.room = std::numeric_limits<int64_t>::max();
   for (int64_t h = 0; h < layers_ * key_heads_; ++h) {
     const Head& of = head(sequence, h);
-    if (of.pages < of_head_) room = std::min(room, of.pages * kPageKeys - of.kept);
+    mine.kept += of.kept;
+    if (of.pages < of_head_) mine.room = std::min(mine.room, of.pages * kPageKeys - of.kept);
   }
-  at(sequence).room = room;
 }
 
 void KeptKeys::store(Stream& s, int64_t layer, int64_t sequence, const Tensor& k_TGd,
@@ -143,12 +146,11 @@ void KeptKeys::store(Stream& s, int64_t layer, int64_t sequence, const Tensor& k
       const int64_t h = layer * key_heads_ + g;
       head(sequence, h).kept = counts[static_cast<size_t>(g)];
       if (reserve(sequence, h, counts[static_cast<size_t>(g)])) continue;
-      for (int64_t i = 0; i < layers_ * key_heads_; ++i) head(sequence, i).kept = 0;
       at(sequence) = {};  // such a prompt does not count
       throw full();
     }
     at(sequence) = {.tokens = gate_TH.rows()};
-    find_room(sequence);
+    count(sequence);
     upload_pages(s);
   }
   ops::run(s, ops::StoreKeys{.pages_1GM = pages(row, 1),
@@ -169,7 +171,7 @@ void KeptKeys::read_counts(Stream& s, std::span<const int64_t> sequences) {
     }
     at(b).tokens += at(b).since;
     at(b).since = 0;
-    find_room(b);
+    count(b);
   }
 }
 
@@ -189,9 +191,12 @@ std::vector<int64_t> KeptKeys::make_room(Stream& s, std::span<const int64_t> seq
         if (!room && keys == 1) without.push_back(b);
       }
     }
-    for (const int64_t b : sequences) find_room(b);
+    for (const int64_t b : sequences) count(b);
   }
-  upload_pages(s);
+  if (changed_.first < changed_.second) {
+    upload_pages(s);
+    ops::run(s, ops::Synchronize{});  // another stream may run the step
+  }
   return without;
 }
 
@@ -204,23 +209,22 @@ void KeptKeys::release(int64_t sequence) {
     const auto first = table_.begin() + (sequence * layers_ * key_heads_ + h) * of_head_;
     free_.insert(free_.end(), first, first + head(sequence, h).pages);
     std::fill_n(first, head(sequence, h).pages, nobodys_);
-    ended_.kept += head(sequence, h).kept;
     head(sequence, h) = {};
   }
   ended_.seen += at(sequence).tokens * layers_ * key_heads_;
+  ended_.kept += at(sequence).kept;
   at(sequence) = {};
   mark(sequence);
 }
 
 CacheUse KeptKeys::use() const {
   CacheUse use = ended_;
-  int64_t pages = 0;
-  for (const Head& head : heads_) {
-    use.kept += head.kept;
-    pages += head.pages;
+  for (const Sequence& sequence : sequences_) {
+    use.seen += sequence.tokens * layers_ * key_heads_;
+    use.kept += sequence.kept;
   }
-  for (const Sequence& sequence : sequences_) use.seen += sequence.tokens * layers_ * key_heads_;
-  use.bytes = pages * page_bytes_;
+  const int64_t taken = allocated_ - static_cast<int64_t>(free_.size()) - 1;  // but nobody's
+  use.bytes = taken * page_bytes_;
   use.most_bytes = most_pages_ * page_bytes_;
   return use;
 }

@@ -84,6 +84,7 @@ class KeptKeys {
   };
   struct Sequence {
     int64_t tokens = 0;  // when the counts were read
+    int64_t kept = 0;    // by all heads, likewise
     int64_t since = 0;   // steps since then
     int64_t room = 0;    // steps from then on that all heads have pages for
   };
@@ -92,7 +93,7 @@ class KeptKeys {
   }
   Sequence& at(int64_t sequence) { return sequences_[static_cast<size_t>(sequence)]; }
   bool reserve(int64_t sequence, int64_t h, int64_t keys);
-  void find_room(int64_t sequence);
+  void count(int64_t sequence);
   std::optional<int64_t> take_page();
   void grow();
   void upload_pages(Stream& s);

@@ -84,7 +84,8 @@ CacheScore score_decoded(InferenceModel& model, const PackedBatch& from, int64_t
                          int64_t length, const KeyDropping& dropping) {
   DecodeBatch batch(model.model(), model.params(), model.stream(), documents,
                     std::max<int64_t>(length, 2), {.dropping = dropping});
-  CacheScore score = {.windows = documents};
+  CacheScore score;
+  score.windows = documents;
   std::vector<int64_t> slots;
   for (int64_t n = 0; n < documents; ++n) {
     const int32_t first = from.tokens[static_cast<size_t>(from.cu_seqlens[static_cast<size_t>(n)])];
