@@ -134,6 +134,7 @@ void Engine::finish(SequenceListener& listener, FinishReason reason) {
     stats_.expired += reason == FinishReason::kExpired;
     stats_.no_room += reason == FinishReason::kNoRoom;
     stats_.running = static_cast<int64_t>(running_.size());
+    stats_.cache = batch_.cache_use();
   }
   listener.on_finish(reason);
 }

@@ -146,6 +146,7 @@ TEST(Engine, EndsASequenceForWhichTheCacheHasNoRoom) {
   EXPECT_EQ(stats.finished, 3);
   EXPECT_GT(stats.cache.seen, 0);
   EXPECT_EQ(stats.cache.kept, stats.cache.seen);
+  EXPECT_EQ(stats.cache.bytes, 0);
 }
 
 // Each module with each way to know positions and to scale rotary ones, for texts longer than the
