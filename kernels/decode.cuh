@@ -8,6 +8,7 @@
 
 #include "kernels/decode.h"
 #include "kernels/device_attribute.h"
+#include "kernels/kept_keys.cuh"
 #include "kernels/pack.cuh"
 #include "kernels/primitives/async_copy.cuh"
 #include "kernels/primitives/dependent_launch.cuh"
@@ -72,34 +73,60 @@ struct Row {
 struct Job {
   int head;
   int64_t batch;
-  int length;  // of the sequence
+  int length;  // of the sequence; in pages, each head has its own
   int part, parts;
   int most_parts;  // of a sequence as long as the cache
 };
 
-// The head and sequence of a job. Its length arrives late: what does not depend on it comes first.
-struct CachedHead {
-  __device__ CachedHead(const Decode& t, const Job& job)
-      : head(job.head), batch(job.batch), width(t.key_heads * t.head_dim) {
-    // Of the heads that share a key, the first one appends it. Divisions take long.
-    const int group = t.heads == t.key_heads ? 1 : t.heads / t.key_heads;
-    const int key_head = group == 1 ? head : head / group;
-    column = key_head * t.head_dim;
-    appends = t.k.data != nullptr && key_head * group == head && job.part == 0;
+// Where the keys and values of a head lie: at even distances, or in pages.
+template <bool kPaged>
+struct KeyRows {
+  __device__ KeyRows(const Decode& t, int64_t batch, int /*key_head*/, int column)
+      : width(t.key_heads * t.head_dim) {
     const int64_t first = batch * t.capacity * width + column;
     k = t.k_cache + first;
     v = t.v_cache + first;
-    length = job.length;
-    require(length > 0 && length <= t.capacity);
   }
   __device__ bf16* k_row(int i) const { return k + int64_t{i} * width; }
   __device__ bf16* v_row(int i) const { return v + int64_t{i} * width; }
+  int width;  // elements from key to key
+  bf16* k;
+  bf16* v;
+};
+template <>
+struct KeyRows<true> {
+  __device__ KeyRows(const Decode& t, int64_t batch, int key_head, int /*column*/)
+      : width(t.head_dim), of_head(t.pages.of_head(batch, key_head)) {}
+  __device__ bf16* k_row(int i) const {
+    return static_cast<bf16*>(page_of(of_head, i)) + i % kPageKeys * width;
+  }
+  __device__ bf16* v_row(int i) const { return k_row(i) + kPageKeys * width; }
+  int width;
+  const int64_t* of_head;  // the pages
+};
+
+// The head and sequence of a job. Its length arrives late: what does not depend on it comes first.
+template <bool kPaged>
+struct CachedHead {
+  __device__ CachedHead(const Decode& t, const Job& job)
+      : CachedHead(t, job, t.heads == t.key_heads ? 1 : t.heads / t.key_heads) {}
+  __device__ CachedHead(const Decode& t, const Job& job, int group)
+      : head(job.head),
+        batch(job.batch),
+        key_head(group == 1 ? job.head : job.head / group),
+        column(key_head * t.head_dim),
+        rows(t, batch, key_head, column) {
+    // Of the heads that share a key, the first one appends it. Divisions take long.
+    appends = t.k.data != nullptr && key_head * group == head && job.part == 0;
+    length = kPaged ? t.lengths[batch * t.key_heads + key_head] : job.length;
+    require(length > 0 && length <= t.capacity);
+  }
   // Of the token that the step computes.
   __device__ const bf16* own_k(const Decode& t) const {
-    return t.k.data == nullptr ? k_row(length - 1) : t.k.row(batch) + column;
+    return t.k.data == nullptr ? rows.k_row(length - 1) : t.k.row(batch) + column;
   }
   __device__ const bf16* own_v(const Decode& t) const {
-    return t.v.data == nullptr ? v_row(length - 1) : t.v.row(batch) + column;
+    return t.v.data == nullptr ? rows.v_row(length - 1) : t.v.row(batch) + column;
   }
   __device__ const bf16* q(const Decode& t) const {
     return t.q.row(batch) + int64_t{head} * t.head_dim;
@@ -116,15 +143,14 @@ struct CachedHead {
     if (!appends || c >= t.head_dim) return;
     const bf16 of_k = own_k(t)[c];
     const bf16 of_v = own_v(t)[c];
-    k_row(length - 1)[c] = of_k;
-    v_row(length - 1)[c] = of_v;
+    rows.k_row(length - 1)[c] = of_k;
+    rows.v_row(length - 1)[c] = of_v;
   }
   int head;
   int64_t batch;
-  int width;   // elements from key to key
-  int column;  // of the key's first channel
-  bf16* k;
-  bf16* v;
+  int key_head;
+  int column;  // of the key's first channel among those of all heads
+  KeyRows<kPaged> rows;
   int length;
   bool appends;
 };
@@ -179,17 +205,46 @@ __device__ inline bool last_to_arrive(int32_t* arrived, int blocks) {
   return last;
 }
 
+// Where a lane finds its channels of the keys and values of a head.
+template <bool kPaged>
+class LaneRows {
+ public:
+  __device__ LaneRows(const KeyRows<false>& rows, int channel)
+      : row_bytes_(2 * rows.width),
+        k_(reinterpret_cast<const char*>(rows.k + channel)),
+        v_(reinterpret_cast<const char*>(rows.v + channel)) {}
+  __device__ const char* k(int i) const { return k_ + int64_t{i} * row_bytes_; }
+  __device__ const char* v(int i) const { return v_ + int64_t{i} * row_bytes_; }
+
+ private:
+  int row_bytes_;
+  const char* k_;
+  const char* v_;
+};
+template <>
+class LaneRows<true> {
+ public:
+  __device__ LaneRows(const KeyRows<true>& rows, int channel) : rows_(rows), channel_(channel) {}
+  __device__ const char* k(int i) const {
+    return reinterpret_cast<const char*>(rows_.k_row(i) + channel_);
+  }
+  __device__ const char* v(int i) const {
+    return reinterpret_cast<const char*>(rows_.v_row(i) + channel_);
+  }
+
+ private:
+  KeyRows<true> rows_;
+  int channel_;
+};
+
 // What a lane reads of the keys and values of a head.
-template <int kLanes, bool kVectors>
+template <int kLanes, bool kVectors, bool kPaged>
 class Cached {
  public:
-  __device__ Cached(const CachedHead& head, int head_dim)
-      : row_bytes_(2 * head.width), head_dim_(head_dim) {
-    // Lanes beyond the head's channels read some of these, and find zeros in the query.
-    const int channel = kVectors ? min(kHeld * lane(), head_dim - kHeld) : 0;
-    k_ = reinterpret_cast<const char*>(head.k + channel);
-    v_ = reinterpret_cast<const char*>(head.v + channel);
-  }
+  // Lanes beyond the head's channels read some of these, and find zeros in the query.
+  __device__ Cached(const CachedHead<kPaged>& head, int head_dim)
+      : rows_(head.rows, kVectors ? min(kHeld * lane(), head_dim - kHeld) : 0),
+        head_dim_(head_dim) {}
   // Loads the keys newest, newest - 1, ... of those from `oldest` to `last`. In place of others it
   // loads one of these, if there is any: what it takes to look at each key would cost more.
   template <int kKeys>
@@ -199,30 +254,27 @@ class Cached {
 #pragma unroll
     for (int b = 0; b < kKeys; ++b) {
       const int i = max(min(newest - b, last), oldest);
-      batch.k[b] = row(k_, i);
-      batch.v[b] = row(v_, i);
+      batch.k[b] = row(k(i));
+      batch.v[b] = row(v(i));
     }
   }
   __device__ const char* k(int i) const {
-    return k_ + int64_t{i} * row_bytes_;
+    return rows_.k(i);
   }
   __device__ const char* v(int i) const {
-    return v_ + int64_t{i} * row_bytes_;
+    return rows_.v(i);
   }
 
  private:
   static __device__ int lane() {
     return static_cast<int>(threadIdx.x) % kLanes;
   }
-  __device__ Row row(const char* rows, int i) const {
-    const char* const at = rows + int64_t{i} * row_bytes_;
+  __device__ Row row(const char* at) const {
     if constexpr (kVectors) return {load_eight(at)};
     return Row::load<false>(reinterpret_cast<const bf16*>(at), head_dim_, lane());
   }
-  int row_bytes_;
+  LaneRows<kPaged> rows_;
   int head_dim_;
-  const char* k_;
-  const char* v_;
 };
 
 // Batches of keys in shared memory. Each lane reads what it has copied itself, so there is nothing
@@ -262,12 +314,12 @@ class BatchesAhead {
 
 // What a group reads of its keys: two batches in registers, the next kAhead batches of its first
 // part in shared memory. While it computes with some, the next ones arrive.
-template <int kLanes, bool kVectors, int kKeys, int kAhead>
+template <int kLanes, bool kVectors, bool kPaged, int kKeys, int kAhead>
 class GroupKeys {
   static_assert(kKeys == kBatch || 2 * kKeys == kBatch);
 
  public:
-  __device__ GroupKeys(const CachedHead& head, int head_dim) : cached_(head, head_dim) {}
+  __device__ GroupKeys(const CachedHead<kPaged>& head, int head_dim) : cached_(head, head_dim) {}
 
   // Asks for the first keys of a part but those after `last`.
   __device__ __forceinline__ void load_first(const Range& keys, int last) {
@@ -314,7 +366,7 @@ class GroupKeys {
   }
 
  private:
-  Cached<kLanes, kVectors> cached_;
+  Cached<kLanes, kVectors, kPaged> cached_;
   BatchesAhead<kAhead, kKeys> ahead_;
   Batch<kKeys> batch_{}, next_{};
   int taken_ = 0;  // of the batches in shared memory
@@ -364,20 +416,19 @@ struct WarpSums {
 };
 
 // Leaves what part i gives in the scratch, for join_parts().
-template <typename Total>
-__device__ __forceinline__ void leave_part(const Decode& t, const CachedHead& head, const Job& job,
-                                           int i, int channel, const Total& sum) {
+template <typename Head, typename Total>
+__device__ __forceinline__ void leave_part(const Decode& t, const Head& head, const Job& job, int i,
+                                           int channel, const Total& sum) {
   float* const to = head.scratch(t, job.most_parts, i);
   if (channel < t.head_dim) to[channel] = sum.y;
   if (channel == 0) to[t.head_dim] = sum.part.a, to[t.head_dim + 1] = sum.part.b;
 }
 
 // Adds up what `count` parts have left, from the newest on.
-template <typename Attention>
+template <typename Attention, typename Head>
 __device__ __forceinline__ typename Attention::Total join_parts(const Attention& attention,
-                                                                const CachedHead& head,
-                                                                const Job& job, int count,
-                                                                int channel) {
+                                                                const Head& head, const Job& job,
+                                                                int count, int channel) {
   const Decode& t = attention.p.t;
   const int d = t.head_dim;
   typename Attention::Total total;
@@ -409,13 +460,13 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
 
   Stamps stamps;
   stamps.take(0);
-  const CachedHead head(t, job);
+  const CachedHead<Attention::kPaged> head(t, job);
   const Range seen = attention.seen(head);
   const int count = decode_parts(seen.count());
   const int newest_part = count - 1 - job.part;
   const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
   Range keys = keys_of(max(newest_part, 0));
-  GroupKeys<kLanes, kVectors, kKeys, kAhead> group_keys(head, d);
+  GroupKeys<kLanes, kVectors, Attention::kPaged, kKeys, kAhead> group_keys(head, d);
   // The token itself is not in the cache yet.
   const auto load_first = [&] { group_keys.load_first(keys, min(keys.end, head.length - 1) - 1); };
   load_first();
@@ -479,6 +530,10 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
 }
 
 inline bool has_vectors(const Decode& t) {
+  // Pages begin at multiples of 256 bytes.
+  if (t.pages.data != nullptr) {
+    return t.head_dim % kHeld == 0 && vectors_fit<kHeld>(t.q, t.k, t.v);
+  }
   const Matrix<const bf16> cache{t.k_cache, int64_t{t.key_heads} * t.head_dim};
   return t.head_dim % kHeld == 0 &&
          vectors_fit<kHeld>(cache, Matrix<const bf16>{t.v_cache, 0}, t.q, t.k, t.v);
@@ -516,7 +571,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks == Blocks::kMany ? 3 : 2)
     decode_kernel(const __grid_constant__ Attention attention, int most_parts) {
   let_next_kernel_begin();
   attend_cached<kLanes, kVectors, keys_at_once(kBlocks), batches_ahead(kBlocks)>(
-      attention, {static_cast<int>(blockIdx.x), blockIdx.y, attention.p.t.lengths[blockIdx.y],
+      attention, {static_cast<int>(blockIdx.x), blockIdx.y,
+                  Attention::kPaged ? 0 : attention.p.t.lengths[blockIdx.y],
                   static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z), most_parts});
 }
 

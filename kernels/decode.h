@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attention/position_bias.h"
+#include "kernels/kept_keys.h"
 #include "kernels/limits.h"
 #include "kernels/scratch_sizes.h"
 #include "kernels/types.h"
@@ -37,6 +38,9 @@ struct Decode {
   float scale;
   float* scratch;    // decode_scratch_floats()
   int32_t* arrived;  // [decode_blocks(multiprocessors)], zeros; zeros again afterwards
+  // In place of the caches: pages of the keys that were kept. `lengths` then has one for each head
+  // of keys, [batch, key_heads], and k and v are given.
+  KeyPages pages{};
   // Begins before the kernel in front of it has ended (dependent_launch.cuh), and reads the lengths
   // and what the caches hold of earlier tokens then: no kernel since the last one that was launched
   // plainly may have written them.
@@ -58,7 +62,7 @@ void softmax_decode(cudaStream_t stream, const SoftmaxDecode& p, const FireParam
 // that is not null.
 struct StickBreakingDecode {
   Decode t;
-  const float* gate_cache;     // f [batch, capacity, heads]; f = 1 if null
+  const float* gate_cache;     // f [batch, capacity, heads]; f = 1 if null; pages have their own
   const bf16* remainder_bias;  // [heads * head_dim], may be null
   bool remainder_value;
   bool attend_current;

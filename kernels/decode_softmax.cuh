@@ -12,10 +12,12 @@ namespace sbtrain::kernels::decoding {
 template <typename Bias>
 struct Softmax {
   static constexpr Compiled kCompiled = Bias::kCompiled;
+  static constexpr bool kPaged = false;
+  using Head = CachedHead<kPaged>;
   SoftmaxDecode p;
   Bias biases;
 
-  __device__ Range seen(const CachedHead& head) const {
+  __device__ Range seen(const Head& head) const {
     const bool all = p.window <= 0 || p.window >= head.length;
     return {all ? 0 : head.length - static_cast<int>(p.window), head.length};
   }
@@ -24,7 +26,7 @@ struct Softmax {
     decltype(std::declval<const Bias&>().template of_head<kLanes>(0, 0, 0)) bias;
     int last;  // the newest key
     Part part{-FLT_MAX, 0.0f};
-    __device__ Attend(const Softmax& of, const CachedHead& head, int lane)
+    __device__ Attend(const Softmax& of, const Head& head, int lane)
         : bias(of.biases.template of_head<kLanes>(head.head, head.length - 1, lane)),
           last(head.length - 1) {}
     template <int kKeys>
@@ -79,7 +81,7 @@ struct Softmax {
   __device__ bool complete(const Total&) const {
     return false;
   }
-  __device__ float result(const CachedHead&, const Total& total, int) const {
+  __device__ float result(const Head&, const Total& total, int) const {
     return total.y / total.part.b;
   }
 };

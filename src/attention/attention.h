@@ -34,6 +34,7 @@ class AttentionCache {
  public:
   virtual ~AttentionCache() = default;
 };
+class KeptKeys;  // attention/kept_keys.h
 
 // The tokens of one decode step: one for each of the first B sequences of a cache, which may be
 // fewer than the cache has.
@@ -97,6 +98,14 @@ class Attention {
 
   virtual std::unique_ptr<AttentionCache> allocate_cache(Memory& memory, int64_t sequences,
                                                          int64_t capacity) const = 0;
+
+  // A module whose keys have gates has caches that drop those with small ones, of which this is the
+  // one of `layer`; prefill() and decode() take it as well. Null: a later query may want any key.
+  virtual std::unique_ptr<AttentionCache> dropping_cache(KeptKeys& /*keys*/,
+                                                         int64_t /*layer*/) const {
+    return nullptr;
+  }
+  virtual bool drops_keys() const { return false; }  // whether it has one
 
   // Copies keys and values of sequence `b`'s prompt, whose tokens are exactly those of the
   // forward pass that filled `saved`, to the start of its cache.

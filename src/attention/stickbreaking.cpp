@@ -5,12 +5,14 @@
 #include <numbers>
 
 #include "attention/context.h"
+#include "attention/kept_keys.h"
 #include "attention/map.h"
 #include "attention/projections.h"
 #include "attention/registry.h"
 #include "core/error.h"
 #include "ops/activation.h"
 #include "ops/attention.h"
+#include "ops/kept_keys.h"
 #include "ops/linear.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
@@ -265,11 +267,21 @@ class StickBreakingAttention : public Attention {
     return cache;
   }
 
+  bool drops_keys() const override { return gated_; }
+  std::unique_ptr<AttentionCache> dropping_cache(KeptKeys& keys, int64_t layer) const override {
+    if (!gated_) return nullptr;
+    return std::make_unique<KeptKeysCache>(keys, layer);
+  }
+
   void prefill(Stream& s, AttentionCache& cache, int64_t b,
                const AttentionSaved& saved) const override {
     const auto& from = static_cast<const StickBreakingSaved&>(saved);
-    auto& mine = static_cast<StickBreakingCache&>(cache);
     const Qkv x = qkv_.saved(from.qkv);
+    if (auto* kept = dynamic_cast<KeptKeysCache*>(&cache)) {
+      kept->keys.store(s, kept->layer, b, x.k, x.v, from.gate_TH);
+      return;
+    }
+    auto& mine = static_cast<StickBreakingCache&>(cache);
     mine.k.prefill(s, b, x.k);
     mine.v.prefill(s, b, x.v);
     if (gated_) mine.gate->prefill(s, b, from.gate_TH);
@@ -280,30 +292,23 @@ class StickBreakingAttention : public Attention {
 
   void decode(Stream& s, Tensor mix_BD, Tensor x_BD, const Weights& w, AttentionCache& cache,
               const DecodeStep& step) const override {
-    auto& mine = static_cast<StickBreakingCache&>(cache);
     const int64_t sequences = x_BD.rows();
     const QkvSaved qkv = qkv_.scratch(s, sequences);
     const Qkv x = qkv_.decode(s, qkv, x_BD, w, step.norm);
+    Buffer gate;
     if (gated_) {
-      const Buffer gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
+      gate = s.scratch("forget gate", DType::kF32, {sequences, model_.heads});
       compute_gate(s, gate, x_BD, w);
-      mine.gate->append(s, gate, step);
     }
     Buffer heads;
     if (head_norm_)
       heads = s.scratch("heads", s.memory().compute_dtype(), {sequences, model_.query_width()});
     const Tensor heads_BD = head_norm_ ? heads.tensor() : mix_BD;
-    ops::run(s, ops::StickBreakingDecode{
-                    .o_BHd = heads_BD,
-                    .q_BHd = x.q,
-                    .k_BGd = x.k,
-                    .v_BGd = x.v,
-                    .k_cache_BCGd = mine.k.first(sequences),
-                    .v_cache_BCGd = mine.v.first(sequences),
-                    .gate_cache_BCH = gated_ ? mine.gate->first(sequences) : Tensor(),
-                    .remainder_bias_Hd = remainder_bias(w),
-                    .lengths_B = step.lengths_B,
-                    .params = params_});
+    if (auto* kept = dynamic_cast<KeptKeysCache*>(&cache)) {
+      attend_kept(s, heads_BD, x, gate, w, *kept, step);
+    } else {
+      attend_all(s, heads_BD, x, gate, w, static_cast<StickBreakingCache&>(cache), step);
+    }
     if (head_norm_) normalise(s, mix_BD, heads_BD, w);
   }
 
@@ -377,6 +382,46 @@ class StickBreakingAttention : public Attention {
   }
 
  private:
+  // New tokens attend to all keys, or to those that were kept.
+  void attend_all(Stream& s, const Tensor& o_BHd, const Qkv& x, const Buffer& gate,
+                  const Weights& w, StickBreakingCache& cache, const DecodeStep& step) const {
+    const int64_t sequences = o_BHd.rows();
+    if (gated_) cache.gate->append(s, gate, step);
+    ops::run(s, ops::StickBreakingDecode{
+                    .o_BHd = o_BHd,
+                    .q_BHd = x.q,
+                    .k_BGd = x.k,
+                    .v_BGd = x.v,
+                    .k_cache_BCGd = cache.k.first(sequences),
+                    .v_cache_BCGd = cache.v.first(sequences),
+                    .gate_cache_BCH = gated_ ? cache.gate->first(sequences) : Tensor(),
+                    .remainder_bias_Hd = remainder_bias(w),
+                    .lengths_B = step.lengths_B,
+                    .params = params_});
+  }
+  void attend_kept(Stream& s, const Tensor& o_BHd, const Qkv& x, const Buffer& gate,
+                   const Weights& w, const KeptKeysCache& cache, const DecodeStep& step) const {
+    const int64_t sequences = o_BHd.rows();
+    const KeptKeys& keys = cache.keys;
+    const Tensor pages_BGM = keys.pages(cache.layer, sequences);
+    const Buffer lengths_BG = s.scratch("kept keys", DType::kI32, {sequences, model_.key_heads()});
+    ops::run(s, ops::PlaceKeys{.counts_BG = keys.counts(cache.layer, sequences),
+                               .lengths_BG = lengths_BG,
+                               .pages_BGM = pages_BGM,
+                               .gate_BH = gate,
+                               .positions_B = step.positions_B,
+                               .bound = keys.bound(),
+                               .head_dim = static_cast<int>(model_.head_width())});
+    ops::run(s, ops::StickBreakingKeptDecode{.o_BHd = o_BHd,
+                                             .q_BHd = x.q,
+                                             .k_BGd = x.k,
+                                             .v_BGd = x.v,
+                                             .pages_BGM = pages_BGM,
+                                             .remainder_bias_Hd = remainder_bias(w),
+                                             .lengths_BG = lengths_BG,
+                                             .params = params_});
+  }
+
   // Adds the keys of earlier chunks to the output of the chunks' own, the nearest first.
   void add_far_keys(Stream& s, const Tensor& o_THd, const Tensor& q_THd, StickBreakingSaved& saved,
                     KeyRing& ring, const ContextShare& share) const {

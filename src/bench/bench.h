@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/kept_keys.h"
 #include "core/memory.h"
 #include "job/control.h"
 #include "job/launch.h"
@@ -82,6 +83,7 @@ struct DecodeBenchOptions {
   int64_t steps = 128;
   bool graph = true;    // on a GPU: steps run by a record (DecodeOptions::recorded)
   bool overlap = true;  // the same: whose kernels begin early (DecodeOptions::overlap)
+  KeyDropping dropping{};
 };
 
 struct DecodeBenchRow {
@@ -89,7 +91,8 @@ struct DecodeBenchRow {
   double step_seconds = 0;  // median; one token for each sequence, drawn at temperature 0
   double prefill_tokens_per_second = 0;
   double weight_bytes = 0;  // that each step reads
-  double cache_bytes = 0;   // the same, with every key of the context
+  double cache_bytes = 0;   // the same, with every key of the context that is kept
+  CacheUse use{};           // where keys are dropped, after the steps
   double copy_rate = 0;     // bytes read and written a second by a copy of as many bytes
   // The memory bound: the time in which a copy moves as many bytes as a step reads.
   double bound_seconds() const { return (weight_bytes + cache_bytes) / copy_rate; }

@@ -28,8 +28,9 @@ class DecodeBench {
   DecodeBench(const Transformer& model, ParamAccess& params, Stream& s,
               const DecodeBenchOptions& options, int64_t sequences)
       : options_(options),
-        batch_(model, params, s, sequences, capacity(options),
-               {.recorded = options.graph, .overlap = options.overlap}),
+        batch_(
+            model, params, s, sequences, capacity(options),
+            {.recorded = options.graph, .overlap = options.overlap, .dropping = options.dropping}),
         tokens_(static_cast<size_t>(sequences)) {
     const Philox random(1, RandomPurpose::kTest, "bench tokens");
     const auto vocab = static_cast<uint64_t>(model.config().vocab);
@@ -61,6 +62,7 @@ class DecodeBench {
       seconds.push_back(seconds_since(start));
     }
     row.step_seconds = median(seconds);
+    row.use = batch_.cache_use(/*now=*/true);
     // In steps of their own, since to be timed slows an op down.
     OpProfile profile;
     const int64_t timed = std::min<int64_t>(options_.steps, 16);
@@ -152,7 +154,7 @@ std::vector<DecodeBenchRow> bench_decode(const Config& config, Backend backend,
   }
   require_room(backend,
                plan_serving(config.model, backend, most, longest,
-                            /*prompts_in_parts=*/false),
+                            /*prompts_in_parts=*/false, options.dropping),
                "Measure fewer --sequences or a shorter --context.");
   Memory memory(backend);
   Stream s(memory);
@@ -166,9 +168,11 @@ std::vector<DecodeBenchRow> bench_decode(const Config& config, Backend backend,
     rows.push_back(DecodeBench(model, params, s, options, sequences).run());
     DecodeBenchRow& row = rows.back();
     row.weight_bytes = weight_bytes(model, memory.compute_dtype());
-    row.cache_bytes =
-        static_cast<double>(sequences) *
-        cache_bytes(model, memory.target(), options.context + options.warmup + options.steps / 2);
+    row.cache_bytes = static_cast<double>(sequences) *
+                          cache_bytes(model, memory.target(),
+                                      options.context + options.warmup + options.steps / 2) -
+                      static_cast<double>(row.use.seen - row.use.kept) *
+                          static_cast<double>(kept_key_bytes(config.model, memory.compute_dtype()));
     row.copy_rate = copy_rate(s, row.weight_bytes + row.cache_bytes);
   }
   return rows;

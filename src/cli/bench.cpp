@@ -11,6 +11,7 @@
 #include "cli/backend.h"
 #include "cli/bench_collectives.h"
 #include "cli/bench_skip.h"
+#include "cli/cache_options.h"
 #include "cli/cli.h"
 #include "cli/ranks.h"
 #include "core/files.h"
@@ -205,21 +206,27 @@ void print_decode(const DecodeBenchRow& row, bool json) {
     for (size_t i = 0; i < std::min<size_t>(4, row.parts.size()); ++i) {
       fmt::print("{}{} {:.0f}", i > 0 ? ", " : "", row.parts[i].name, 1e6 * row.parts[i].seconds);
     }
-    fmt::print("\n");
+    fmt::print("{}\n", row.use.seen > 0 ? "; " + cache_text(row.use) : "");
     return;
   }
   Json parts;
   for (const BenchPart& part : row.parts) parts[part.name] = part.seconds;
-  const Json line = {{"sequences", row.sequences},
-                     {"step_seconds", row.step_seconds},
-                     {"tokens_per_second", rate},
-                     {"weight_bytes", row.weight_bytes},
-                     {"cache_bytes", row.cache_bytes},
-                     {"copy_bytes_per_second", row.copy_rate},
-                     {"bound_seconds", row.bound_seconds()},
-                     {"share_of_bound", share},
-                     {"prefill_tokens_per_second", row.prefill_tokens_per_second},
-                     {"parts", parts}};
+  Json line = {{"sequences", row.sequences},
+               {"step_seconds", row.step_seconds},
+               {"tokens_per_second", rate},
+               {"weight_bytes", row.weight_bytes},
+               {"cache_bytes", row.cache_bytes},
+               {"copy_bytes_per_second", row.copy_rate},
+               {"bound_seconds", row.bound_seconds()},
+               {"share_of_bound", share},
+               {"prefill_tokens_per_second", row.prefill_tokens_per_second},
+               {"parts", parts}};
+  if (row.use.seen > 0) {
+    line["cache"] = {
+        {"share_kept", static_cast<double>(row.use.kept) / static_cast<double>(row.use.seen)},
+        {"bytes", row.use.bytes},
+        {"most_bytes", row.use.most_bytes}};
+  }
   fmt::print("{}\n", line.dump());
 }
 
@@ -260,6 +267,7 @@ void add_bench_decode(Command bench, Action& action) {
                    "On a GPU: give it the kernels of a step one by one, not as one CUDA graph");
   command.add_flag("!--no-overlap", options->bench.overlap,
                    "On a GPU: no kernel of the graph begins before the one before it has ended");
+  add_cache_options(command, options->bench.dropping);
   command.add_flag("--json", options->json, "Print one JSON object for each row");
   options->config.add(command);
   command.callback(

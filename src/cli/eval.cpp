@@ -27,6 +27,8 @@ ExitCode evaluate_as(const EvalOptions& options, const Job& job) {
     evaluate_attention(run);
   } else if (options.tasks.asked()) {
     evaluate_text_tasks(run);
+  } else if (options.cache.asked()) {
+    evaluate_cache(run);
   } else if (options.reach) {
     evaluate_reach(run);
   } else if (options.benefit > 0) {
@@ -184,6 +186,7 @@ void add_eval(Command app, Action& action) {
   add_windows(command, *options);
   options->attention.add(command);
   options->tasks.add(command);
+  options->cache.add(command);
   command.callback([options, &action] {
     if (options->json_file == "-") options->json_file.clear();
     action = [options] { return run_eval(*options); };

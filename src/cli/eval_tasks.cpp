@@ -108,9 +108,11 @@ void TextTaskEvalOptions::add(Command command) {
 
 TextTaskEvaluation::TextTaskEvaluation(const TextTaskEvalOptions& options,
                                        const std::vector<int64_t>& lengths,
-                                       const Tokenizer& tokenizer, const TrainingText& training)
+                                       const Tokenizer& tokenizer, const TrainingText& training,
+                                       const KeyDropping& dropping)
     : options_(options),
       tokenizer_(tokenizer),
+      dropping_(dropping),
       tasks_(make_text_tasks(options.text_tasks, [&tokenizer, training](const std::string& prompt) {
         return prompt_tokens(tokenizer, training, prompt);
       })) {
@@ -121,7 +123,7 @@ MemoryReport TextTaskEvaluation::plan(const ModelConfig& config, Backend backend
   const auto of = [&](const Length& length) {
     // Capacity for a token and one more, although no prompt is as short.
     return plan_serving(config, backend, length.slots, std::max<int64_t>(length.tokens, 2),
-                        /*prompts_in_parts=*/false);
+                        /*prompts_in_parts=*/false, dropping_);
   };
   MemoryReport largest;
   for (Length& length : lengths_) {
@@ -137,10 +139,10 @@ MemoryReport TextTaskEvaluation::plan(const ModelConfig& config, Backend backend
 }
 
 std::vector<SampleScore> TextTaskEvaluation::answer(Control& ranks, InferenceModel& model,
-                                                    const TextTask& task,
-                                                    const Length& length) const {
+                                                    const TextTask& task, const Length& length,
+                                                    CacheUse& use) const {
   DecodeBatch batch(model.model(), model.params(), model.stream(), length.slots, length.tokens,
-                    {.vocab = tokenizer_.size()});
+                    {.vocab = tokenizer_.size(), .dropping = dropping_});
   const auto continuation = [&](std::span<const TextSample> samples, int64_t max_tokens) {
     std::vector<std::vector<int32_t>> prompts;
     for (const TextSample& sample : samples) prompts.push_back(sample.prompt);
@@ -154,6 +156,7 @@ std::vector<SampleScore> TextTaskEvaluation::answer(Control& ranks, InferenceMod
          generate_all(batch, prompts, greedy, tokenizer_.eos(), say)) {
       answers.push_back({tokenizer_.decode(tokens), static_cast<int64_t>(tokens.size())});
     }
+    use = batch.cache_use();
     return answers;
   };
   // All ranks form the same groups, however many of a group this one continues together.
@@ -169,9 +172,14 @@ Json TextTaskEvaluation::score(Control& ranks, InferenceModel& model, const Text
       fmt::print("{:<24}{:>8}  absent: {}\n", name_of(task.kind()), length.tokens, problem);
     return {{"length", length.tokens}, {"absent", problem}};
   }
-  const std::vector<SampleScore> scores = answer(ranks, model, task, length);
+  CacheUse use;
+  const std::vector<SampleScore> scores = answer(ranks, model, task, length, use);
   if (table) print_score(task, length.tokens, scores);
   Json json = {{"length", length.tokens}};
+  if (use.seen > 0) {
+    json["drop_below"] = dropping_.below;
+    json["share_kept"] = static_cast<double>(use.kept) / static_cast<double>(use.seen);
+  }
   json.update(mean_json(mean_score(scores)));
   if (task.has_depth())
     json["depths"] = depths_json(scores_by_depth(scores, options_.text_tasks.depths));
@@ -205,7 +213,9 @@ void evaluate_text_tasks(const Evaluation& run) {
   // No text of a prompt is meant as a special token, also not in a haystack.
   const Tokenizer tokenizer(
       load_tokenizer(run.checkpoint, run.config, training, options.tokenizer).path());
-  TextTaskEvaluation tasks(options.tasks, options.lengths, tokenizer, training);
+  const double below = options.cache.asked() ? options.cache.drop_below.front() : 0;
+  TextTaskEvaluation tasks(options.tasks, options.lengths, tokenizer, training,
+                           options.cache.dropping(below));
   const MemoryReport plan = tasks.plan(run.config.model, run.backend, run.room());
   run.require_memory_for(plan);
   InferenceModel model(run.config.model, run.checkpoint, run.backend, plan);

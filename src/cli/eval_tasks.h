@@ -32,7 +32,8 @@ class TextTaskEvaluation {
  public:
   // Reads the files of the options. `tokenizer` must outlive this.
   TextTaskEvaluation(const TextTaskEvalOptions& options, const std::vector<int64_t>& lengths,
-                     const Tokenizer& tokenizer, const TrainingText& training);
+                     const Tokenizer& tokenizer, const TrainingText& training,
+                     const KeyDropping& dropping);
 
   // Chooses for each length how many prompts are continued together: as many as --slots allows and
   // `room` bytes hold, weights included, or one. Returns the plan of the length that takes most.
@@ -53,10 +54,12 @@ class TextTaskEvaluation {
   };
   nlohmann::ordered_json score(Control& ranks, InferenceModel& model, const TextTask& task,
                                const Length& length, bool table) const;
+  // `use` becomes what the prompts of this rank have had in the cache, where keys are dropped.
   std::vector<SampleScore> answer(Control& ranks, InferenceModel& model, const TextTask& task,
-                                  const Length& length) const;
+                                  const Length& length, CacheUse& use) const;
   const TextTaskEvalOptions& options_;
   const Tokenizer& tokenizer_;
+  KeyDropping dropping_;
   std::vector<Length> lengths_;
   std::vector<std::unique_ptr<TextTask>> tasks_;
 };

@@ -32,6 +32,10 @@ void EvalOptions::check() const {
   if (bootstrap_option.given() && ((!windows && window == 0) || reach)) {
     fail(ExitCode::kUsage, "--bootstrap requires losses by --lengths, --benefit or --window");
   }
+  if (tasks.asked() && cache.drop_below.size() > 1) {
+    fail(ExitCode::kUsage, "--drop-below: with --tasks there is one bound, not {}",
+         cache.drop_below.size());
+  }
 }
 
 Evaluation::Evaluation(const EvalOptions& options, const Job& job)

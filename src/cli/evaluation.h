@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
 #include "cli/eval_attention.h"
+#include "cli/eval_cache.h"
 #include "cli/eval_tasks.h"
 #include "cli/options.h"
 #include "cli/ranks.h"
@@ -48,6 +49,7 @@ struct EvalOptions {
   int64_t stride = 0;
   AttentionEvalOptions attention;
   TextTaskEvalOptions tasks;
+  CacheEvalOptions cache;
   RopeOptions rope;
   bool ema = false;
   Option tokens_per_length_option{};  // tell whether these were given
@@ -105,6 +107,7 @@ void evaluate_lengths(const Evaluation& run);  // --lengths
 void evaluate_sliding(const Evaluation& run);  // --window
 void evaluate_benefit(const Evaluation& run);  // --benefit
 void evaluate_reach(const Evaluation& run);    // --reach
+void evaluate_cache(const Evaluation& run);    // --drop-below, without --tasks
 void evaluate_attention(
     const Evaluation& run);                 // --attention-maps, --true-positions, --task-positions
 void evaluate_task(const Evaluation& run);  // held-out examples of the run's task

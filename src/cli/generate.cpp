@@ -10,11 +10,13 @@
 #include <cstring>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
+#include "cli/cache_options.h"
 #include "cli/cli.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
@@ -36,6 +38,8 @@ struct GenerateOptions {
   DeviceChoice device = DeviceChoice::kAuto;
   SamplingOptions sampling;
   RopeOptions rope;
+  KeyDropping dropping;
+  bool json = false;
 };
 
 // Prompts of the interactive mode have up to this many tokens, for which memory is planned.
@@ -142,28 +146,54 @@ class Generator {
 
   void load_model(int64_t prompt_tokens) {
     const Backend backend = select_backend(options_.device);
-    model_.emplace(
-        config_.model, checkpoint_, backend,
-        plan_generation(config_.model, backend, prompt_tokens, options_.sampling.max_tokens));
+    model_.emplace(config_.model, checkpoint_, backend,
+                   plan_generation(config_.model, backend, prompt_tokens,
+                                   options_.sampling.max_tokens, options_.dropping));
   }
 
   // Prints `prompt` and its continuation. Returns false if nobody reads it any more.
   bool print(const std::string& prompt, const std::vector<int32_t>& tokens) {
     const HeldLog held;
-    std::fwrite(prompt.data(), 1, prompt.size(), stdout);
     Printer printer(tokenizer_);
+    if (!options_.json) std::fwrite(prompt.data(), 1, prompt.size(), stdout);
     SamplingOptions sampling = options_.sampling;
     sampling.vocab = tokenizer_.size();
+    CacheUse use;
     const auto start = std::chrono::steady_clock::now();
-    const std::vector<int32_t> generated =
-        generate(model_->model(), model_->params(), model_->stream(), tokens, sampling,
-                 tokenizer_.eos(), [&](int32_t token) { return printer.add(token); });
-    const bool read = printer.finish();
+    const std::vector<int32_t> generated = generate(
+        model_->model(), model_->params(), model_->stream(), tokens, sampling, tokenizer_.eos(),
+        [&](int32_t token) { return options_.json || printer.add(token); }, options_.dropping,
+        &use);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    print_error("[{} tokens, {:.0f} tokens/s]\n", generated.size(),
-                static_cast<double>(generated.size()) / seconds);
+    if (options_.json) return print_json(prompt, tokens, generated, seconds, use);
+    const bool read = printer.finish();
+    print_error("[{} tokens, {:.0f} tokens/s{}]\n", generated.size(),
+                static_cast<double>(generated.size()) / seconds,
+                use.seen > 0 ? ", " + cache_text(use) : "");
     return read;
+  }
+
+  bool print_json(const std::string& prompt, const std::vector<int32_t>& tokens,
+                  const std::vector<int32_t>& generated, double seconds,
+                  const CacheUse& use) const {
+    nlohmann::ordered_json json = {
+        {"prompt", prompt},
+        {"text", tokenizer_.decode(generated)},
+        {"prompt_tokens", tokens.size()},
+        {"tokens", generated.size()},
+        {"seconds", seconds},
+        {"tokens_per_second", static_cast<double>(generated.size()) / seconds}};
+    if (use.seen > 0) {
+      json["cache"] = {
+          {"drop_below", options_.dropping.below},
+          {"share_kept", static_cast<double>(use.kept) / static_cast<double>(use.seen)},
+          {"bytes", use.bytes},
+          {"most_bytes", use.most_bytes}};
+    }
+    // What is no UTF-8 becomes U+FFFD.
+    fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    return std::fflush(stdout) == 0;
   }
 
   const GenerateOptions& options_;
@@ -209,6 +239,9 @@ void add_generate(Command app, Action& action) {
       .check(in_range(0.0, 1.0))
       .capture_default_str();
   command.add_option("--seed", sampling.seed, "Same seed, same text").capture_default_str();
+  add_cache_options(command, options->dropping);
+  command.add_flag("--json", options->json,
+                   "Print one JSON object for each prompt, when it has been continued");
   command.add_choice("--device", options->device, "auto, cpu or cuda");
   command.callback([options, &action] { action = [options] { return run_generate(*options); }; });
 }

@@ -10,6 +10,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/backend.h"
+#include "cli/cache_options.h"
 #include "cli/cli.h"
 #include "cli/rope_options.h"
 #include "cli/run_tokenizer.h"
@@ -40,6 +41,7 @@ struct ServeOptions {
   std::string token_file;
   int64_t slots = 16;
   int64_t max_length = 0;
+  KeyDropping dropping;
   EngineLimits engine;
   HttpLimits http;
   int64_t body_kib = 4096;
@@ -129,14 +131,15 @@ class ModelServer {
     const int64_t capacity = context_length();
     const Backend backend = select_backend(options_.device);
     const HttpLimits limits = http_limits();
-    MemoryReport plan =
-        plan_serving(config_.model, backend, options_.slots, capacity, /*prompts_in_parts=*/true);
+    MemoryReport plan = plan_serving(config_.model, backend, options_.slots, capacity,
+                                     /*prompts_in_parts=*/true, options_.dropping);
     plan_bodies(backend, plan, limits.bodies_memory);
     require_room(backend, plan,
-                 "Serve with fewer --slots or a smaller --max-length or --bodies-mib.");
+                 "Serve with fewer --slots or a smaller --max-length or --bodies-mib, or drop keys "
+                 "with --drop-below and a smaller --cache-share.");
     InferenceModel model(config_.model, checkpoint_, backend, plan);
     DecodeBatch batch(model.model(), model.params(), model.stream(), options_.slots, capacity,
-                      {.vocab = tokenizer_.size()});
+                      {.vocab = tokenizer_.size(), .dropping = options_.dropping});
     Engine engine(batch, options_.engine);
     Api api(engine, served(model),
             {.token = token_, .host = options_.host, .time_limit = time_limit()});
@@ -310,6 +313,7 @@ void add_serve(Command app, Action& action) {
       .check(whole_numbers(int64_t{0}, int64_t{1} << 24))
       .capture_default_str();
   command.add_choice("--device", options->device, "auto, cpu or cuda");
+  add_cache_options(command, options->dropping);
   add_limits(command, *options);
   command.callback(
       [options, &action] { action = [options] { return ModelServer(*options).run(); }; });

@@ -11,6 +11,7 @@
 #include "ops/far_softmax.h"
 #include "ops/fp8.h"
 #include "ops/initialize.h"
+#include "ops/kept_keys.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
@@ -39,6 +40,10 @@ template void run(Stream& s, const SoftmaxBackward& op);
 template void run(Stream& s, const StickBreakingDecode& op);
 template void run(Stream& s, const SoftmaxDecode& op);
 template void run(Stream& s, const CacheAppend& op);
+template void run(Stream& s, const KeepKeys& op);
+template void run(Stream& s, const StoreKeys& op);
+template void run(Stream& s, const PlaceKeys& op);
+template void run(Stream& s, const StickBreakingKeptDecode& op);
 template void run(Stream& s, const StickBreakingFarForward& op);
 template void run(Stream& s, const StickBreakingFarBackward& op);
 template void run(Stream& s, const SoftmaxFarForward& op);

@@ -314,6 +314,15 @@ HttpResponse Api::metrics() const {
   counter("sequences_left_total", "Sequences whose client has left.", stats.left);
   counter("sequences_expired_total", "Sequences that took longer than the time limit.",
           stats.expired);
+  if (stats.cache.most_bytes > 0) {
+    counter("sequences_without_room_total",
+            "Sequences that ended because the cache had no room for their keys.", stats.no_room);
+    gauge("cache_bytes", "Bytes of the keys that are kept.", stats.cache.bytes);
+    gauge("cache_most_bytes", "Bytes that they may take.", stats.cache.most_bytes);
+    counter("cache_keys_seen_total", "Keys of all sequences, over layers and heads.",
+            stats.cache.seen);
+    counter("cache_keys_kept_total", "Those of them that were kept.", stats.cache.kept);
+  }
   counter("prompt_tokens_total", "Tokens of prompts that were run.", stats.prompt_tokens);
   counter("generated_tokens_total", "Tokens that were drawn.", stats.generated_tokens);
   counter("decode_steps_total", "Decode steps.", stats.steps);

@@ -449,6 +449,12 @@ void check_reason(FinishReason reason, std::chrono::seconds limit) {
   if (reason == FinishReason::kExpired) {
     throw ApiError{504, fmt::format("the request has taken more than {} s", limit.count()), ""};
   }
+  if (reason == FinishReason::kNoRoom) {
+    throw ApiError{503,
+                   "the server's cache is full: the texts that are being continued keep more keys "
+                   "than it was started for; ask again later",
+                   ""};
+  }
   if (reason == FinishReason::kFailed || reason == FinishReason::kLeft) {
     throw ApiError{503, "the server is ending", ""};
   }

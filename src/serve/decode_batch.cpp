@@ -50,7 +50,7 @@ DecodeBatch::DecodeBatch(const Transformer& model, ParamAccess& params, Stream& 
       vocab_(model.config().vocab),
       lengths_(static_cast<size_t>(slots)),
       reaches_(static_cast<size_t>(slots), capacity),
-      cache_(s.memory(), model, slots, capacity),
+      cache_(s.memory(), model, slots, capacity, options.dropping),
       tokens_T_(integers(s, capacity)),
       positions_T_(integers(s, capacity)),
       boundaries_(integers(s, 2)),
@@ -100,6 +100,36 @@ int64_t DecodeBatch::free_slot() const {
   return slot;
 }
 
+std::vector<int64_t> DecodeBatch::used_slots() const {
+  std::vector<int64_t> used;
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    if (length(slot) > 0) used.push_back(slot);
+  }
+  return used;
+}
+
+template <typename Work>
+void DecodeBatch::with_slot(int64_t slot, const Work& work) {
+  try {
+    work();
+  } catch (const CacheFull&) {
+    cache_.kept()->release(slot);
+    prompt_ = {};
+    throw;
+  }
+}
+
+std::vector<int64_t> DecodeBatch::make_room() {
+  return cache_.kept() != nullptr ? cache_.kept()->make_room(s_, used_slots())
+                                  : std::vector<int64_t>();
+}
+
+CacheUse DecodeBatch::cache_use(bool now) {
+  if (cache_.kept() == nullptr) return {};
+  if (now) cache_.kept()->read_counts(s_, used_slots());
+  return cache_.kept()->use();
+}
+
 BatchTensors DecodeBatch::upload_prompt(std::span<const int32_t> prompt, int64_t slot,
                                         int64_t reach) {
   const auto length = static_cast<int64_t>(prompt.size());
@@ -139,14 +169,13 @@ int64_t DecodeBatch::start(std::span<const int32_t> prompt, const PromptLogits& 
   const int64_t slot = free_slot();
   const BatchTensors batch = upload_prompt(prompt, slot, reach);
   const Tensor logits_1V = logits_BV_.tensor().row_range(slot, 1);
-  if (visit) {
+  with_slot(slot, [&] {
+    if (!visit) return prefill(s_, model_, params_, batch, cache_, slot, logits_1V);
     const Tensor& logits_CV = prompt_logits_CV_;
     prefill(s_, model_, params_, batch, cache_, slot, logits_CV,
             [&](int64_t first, const Tensor& logits_NV) { see_logits(visit, first, logits_NV); });
     ops::run(s_, ops::Copy{.y = logits_1V, .x = logits_CV.row_range(0, 1)});
-  } else {
-    prefill(s_, model_, params_, batch, cache_, slot, logits_1V);
-  }
+  });
   begin_sequence(slot, batch.tokens());
   return slot;
 }
@@ -182,7 +211,9 @@ bool DecodeBatch::advance(int64_t& tokens) {
     return false;
   }
   const int64_t slot = prompt_.slot;
-  run.finish(s_, model_, params_, cache_, slot, logits_BV_.tensor().row_range(slot, 1));
+  with_slot(slot, [&] {
+    run.finish(s_, model_, params_, cache_, slot, logits_BV_.tensor().row_range(slot, 1));
+  });
   begin_sequence(slot, length);
   prompt_ = {};
   return true;
@@ -195,6 +226,7 @@ void DecodeBatch::stop(int64_t slot) {
   }
   require(used(slot), "slot {} has no sequence", slot);
   lengths_[static_cast<size_t>(slot)] = 0;
+  if (cache_.kept() != nullptr) cache_.kept()->release(slot);
 }
 
 // Slots after the last used one take no part, except for idle rows.
@@ -222,6 +254,10 @@ void DecodeBatch::step(std::span<const int32_t> tokens) {
   require(static_cast<int64_t>(tokens.size()) == slots(), "{} tokens for {} slots", tokens.size(),
           slots());
   if (rows_of_step() == 0) return;
+  if (cache_.kept() != nullptr) {
+    if (!make_room().empty()) throw cache_.kept()->full();
+    cache_.kept()->stepped(used_slots());
+  }
   const int64_t rows = with_idle_rows(rows_of_step());
   // A free slot among them runs as the first token of a sequence: that only touches its own part
   // of the cache, which the next prompt fills anew.

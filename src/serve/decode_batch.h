@@ -22,6 +22,7 @@ struct DecodeOptions {
   // On a GPU. Neither changes a result; they are for measuring what they gain.
   bool recorded = true;  // steps of the same number of rows run by one record (core/graph.h)
   bool overlap = true;   // StreamControl::set_overlap
+  KeyDropping dropping{};
 };
 
 // The logits of a sequence do not depend on the other sequences, nor on its slot: they have the
@@ -58,8 +59,16 @@ class DecodeBatch {
   // Ends the sequence in the slot, or the prompt that has begun there.
   void stop(int64_t slot);
   // Appends tokens[slot] to the sequence of each slot that has one; other elements are ignored. No
-  // sequence may have as many tokens already as it may come to have.
+  // sequence may have as many tokens already as it may come to have. Throws CacheFull where
+  // make_room() would return a slot.
   void step(std::span<const int32_t> tokens);
+  // Where keys are dropped (KeyDropping): makes room for the next step, and returns the slots for
+  // which the cache has none. Their sequences must stop. start() and advance() throw CacheFull if
+  // there is no room for a prompt; its slot is free then.
+  std::vector<int64_t> make_room();
+  // What the sequences keep in the cache; if `now`, the counts are read first. Nothing where no
+  // keys are dropped.
+  CacheUse cache_use(bool now = false);
   // The likeliest token to follow the sequence in the slot, the smallest of equals. Throws
   // ExitCode::kDiverged if the logits are not finite.
   int32_t likeliest(int64_t slot) const;
@@ -96,6 +105,10 @@ class DecodeBatch {
   };
   BatchTensors upload_prompt(std::span<const int32_t> prompt, int64_t slot, int64_t reach);
   int64_t free_slot() const;
+  std::vector<int64_t> used_slots() const;
+  // Runs work(), and frees the slot if the cache is full.
+  template <typename Work>
+  void with_slot(int64_t slot, const Work& work);
   void see_logits(const PromptLogits& visit, int64_t first, const Tensor& logits_NV);
   void begin_sequence(int64_t slot, int64_t length);
   // Whether steps run, or are planned to run, by records.

@@ -132,7 +132,9 @@ void Engine::finish(SequenceListener& listener, FinishReason reason) {
     ++stats_.finished;
     stats_.left += reason == FinishReason::kLeft;
     stats_.expired += reason == FinishReason::kExpired;
+    stats_.no_room += reason == FinishReason::kNoRoom;
     stats_.running = static_cast<int64_t>(running_.size());
+    stats_.cache = batch_.cache_use();
   }
   listener.on_finish(reason);
 }
@@ -175,7 +177,13 @@ void Engine::drop_unwanted() {
 void Engine::admit() {
   for (int64_t tokens = limits_.prompt_tokens; tokens > 0;) {
     if ((running_.empty() || running_.back().ready) && !begin_next()) return;
-    if (batch_.advance(tokens)) prompt_done(running_.back());
+    try {
+      if (batch_.advance(tokens)) prompt_done(running_.back());
+    } catch (const CacheFull&) {
+      const Running gone = std::move(running_.back());
+      running_.pop_back();
+      finish(*gone.listener, FinishReason::kNoRoom);
+    }
   }
 }
 
@@ -277,10 +285,26 @@ void Engine::draw() {
 
 // Appends the drawn tokens, which gives each running sequence new logits.
 void Engine::step() {
+  make_room();
   if (std::ranges::none_of(running_, &Running::ready)) return;
   batch_.step(next_tokens_);
   const std::lock_guard lock(mutex_);
   ++stats_.steps;
+  stats_.cache = batch_.cache_use();
+}
+
+// A sequence for whose next token the cache has no room ends. What it leaves may be enough for
+// others, which are asked again.
+void Engine::make_room() {
+  while (true) {
+    const std::vector<int64_t> without = batch_.make_room();
+    if (without.empty()) return;
+    remove_running([&, ended = false](const Running& r) mutable -> std::optional<FinishReason> {
+      if (ended || r.slot != without.back()) return std::nullopt;
+      ended = true;
+      return FinishReason::kNoRoom;
+    });
+  }
 }
 
 void Engine::end_all(FinishReason reason) {

@@ -40,6 +40,7 @@ enum class FinishReason : uint8_t {
   kLength,   // max_tokens
   kLeft,     // nobody wants the result any more
   kExpired,  // the deadline has passed
+  kNoRoom,   // the cache keeps too many keys of all sequences (KeyDropping)
   kFailed,   // the engine has ended: it was stopped, or the model has failed
 };
 
@@ -76,6 +77,8 @@ struct EngineStats {
   int64_t finished = 0;          // sequences so far, for whatever reason
   int64_t left = 0;              // of these, with kLeft
   int64_t expired = 0;           // of these, with kExpired
+  int64_t no_room = 0;           // of these, with kNoRoom
+  CacheUse cache;                // where keys are dropped
 };
 
 class Engine {
@@ -133,6 +136,7 @@ class Engine {
   static LogitChanges changes_for(const Running& r);
   void draw();
   void step();
+  void make_room();
   void finish(SequenceListener& listener, FinishReason reason);
   void end_all(FinishReason reason);
   // Ends running sequences for which `ended` gives a reason.

@@ -7,11 +7,12 @@ namespace sbtrain {
 
 std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Stream& s,
                               std::span<const int32_t> prompt, const SamplingOptions& options,
-                              int32_t stop_token, const std::function<bool(int32_t)>& on_token) {
+                              int32_t stop_token, const std::function<bool(int32_t)>& on_token,
+                              const KeyDropping& dropping, CacheUse* use) {
   require(!prompt.empty(), "generation needs at least one token to start from");
   DecodeBatch batch(model, params, s, /*slots=*/1,
                     static_cast<int64_t>(prompt.size()) + options.max_tokens,
-                    {.vocab = options.vocab});
+                    {.vocab = options.vocab, .dropping = dropping});
   const int64_t slot = batch.start(prompt);
   std::vector<int32_t> out;
   for (int64_t n = 0; n < options.max_tokens; ++n) {
@@ -22,6 +23,7 @@ std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Str
     if (n + 1 == options.max_tokens) break;
     batch.step(std::array{token});
   }
+  if (use != nullptr) *use = batch.cache_use(/*now=*/true);
   return out;
 }
 

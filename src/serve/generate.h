@@ -14,11 +14,13 @@
 namespace sbtrain {
 
 // Continues `prompt` (at least one token) until max_tokens, `stop_token` (negative: none) or
-// `on_token` returns false. Returns the new tokens without the stop token.
+// `on_token` returns false. Returns the new tokens without the stop token. Where keys are dropped,
+// `use`, if set, becomes what the sequence has in the cache in the end; throws CacheFull.
 std::vector<int32_t> generate(const Transformer& model, ParamAccess& params, Stream& s,
                               std::span<const int32_t> prompt, const SamplingOptions& options,
                               int32_t stop_token,
-                              const std::function<bool(int32_t)>& on_token = nullptr);
+                              const std::function<bool(int32_t)>& on_token = nullptr,
+                              const KeyDropping& dropping = {}, CacheUse* use = nullptr);
 
 // What generate() returns for each of `prompts`, with the same bits, except that dynamic_ntk scales
 // all of them by the batch's capacity: as many of them together as `batch` has free slots; the

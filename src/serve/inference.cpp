@@ -173,18 +173,18 @@ MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t 
 }
 
 MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t prompt,
-                             int64_t max_tokens) {
+                             int64_t max_tokens, const KeyDropping& dropping) {
   return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
-    DecodeBatch batch(model, params, s, /*slots=*/1, prompt + max_tokens);
+    DecodeBatch batch(model, params, s, /*slots=*/1, prompt + max_tokens, {.dropping = dropping});
     batch.start(std::vector<int32_t>(static_cast<size_t>(prompt)));
     if (max_tokens > 0) batch.step(std::array{0});
   });
 }
 
 MemoryReport plan_serving(const ModelConfig& config, Backend target, int64_t slots,
-                          int64_t capacity, bool prompts_in_parts) {
+                          int64_t capacity, bool prompts_in_parts, const KeyDropping& dropping) {
   return planned(config, target, [&](Stream& s, const Transformer& model, ShardedParams& params) {
-    DecodeBatch batch(model, params, s, slots, capacity);
+    DecodeBatch batch(model, params, s, slots, capacity, {.dropping = dropping});
     const auto see = [](int64_t, int64_t, std::span<const float>) {};
     const std::vector<int32_t> longest(static_cast<size_t>(capacity));
     if (prompts_in_parts) {

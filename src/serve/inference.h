@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/kept_keys.h"
 #include "checkpoint/checkpoint.h"
 #include "core/stream.h"
 #include "data/batch.h"
@@ -22,14 +23,16 @@ namespace sbtrain {
 MemoryReport plan_evaluation(const ModelConfig& config, Backend target, int64_t tokens,
                              int64_t max_seqlen);
 
-// The same for a prompt and the tokens that may follow it.
+// The same for a prompt and the tokens that may follow it. Where keys are dropped, for the share of
+// them that the cache may keep.
 MemoryReport plan_generation(const ModelConfig& config, Backend target, int64_t prompt,
-                             int64_t max_tokens);
+                             int64_t max_tokens, const KeyDropping& dropping = {});
 
 // The same for `slots` sequences that are continued together, of at most `capacity` tokens each,
 // prompts included (serve/decode_batch.h). A prompt that runs in parts keeps more.
 MemoryReport plan_serving(const ModelConfig& config, Backend target, int64_t slots,
-                          int64_t capacity, bool prompts_in_parts);
+                          int64_t capacity, bool prompts_in_parts,
+                          const KeyDropping& dropping = {});
 
 // Throws ExitCode::kOutOfMemory, with the advice, if the device has less free than `plan` needs.
 void require_room(Backend backend, const MemoryReport& plan,

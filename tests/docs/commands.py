@@ -118,6 +118,10 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
     "docs/long_context.md": [
         Run("mpirun -n 2", env=SMALL | SMALL_VOCAB, needs=("mpirun",)),
         Run("sbtrain train --config configs/350m_sb.yaml"),
+        Run("sbtrain train --config configs/tiny_sb.yaml --name=tiny_gated", env=SMALL | SMALL_VOCAB),
+        Run("sbtrain serve", serves=True),
+        Run("sbtrain eval --checkpoint runs/tiny_gated --lengths", smaller="--tokens-per-length 1024"),
+        Run("sbtrain eval --checkpoint runs/tiny_gated --tasks", smaller="--samples 1"),
     ],
     "docs/evaluation.md": [
         Run("sbtrain eval --checkpoint runs/tiny_sb --data other.h5", before="cp corpus/val.h5 other.h5"),

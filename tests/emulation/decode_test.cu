@@ -2,6 +2,7 @@
 // precision.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -82,6 +83,52 @@ class Decode {
   }
   const float* gates() const { return gate_.data(); }
 
+  // The same with the keys in pages of which each head has its own number, in no order: without
+  // those whose gates are all below the bound.
+  kernels::Decode kept(float bound) {
+    using kernels::kPageKeys;
+    const int group = c_.heads / c_.key_heads;
+    const int64_t most = (c_.capacity + kPageKeys - 1) / kPageKeys;
+    const int64_t all = batch_ * c_.key_heads * most;
+    const int64_t page = kernels::page_bytes(c_.head_dim, sizeof(bf16), group);
+    pages_.assign(static_cast<size_t>(all * page / int64_t{sizeof(uint4)}), uint4{});
+    addresses_.clear();
+    for (int64_t i = 0; i < all; ++i) {
+      const int64_t at = (all - 1 - i) * page;
+      addresses_.push_back(reinterpret_cast<int64_t>(pages_.data()) + at);
+    }
+    rows_.clear();
+    for (int64_t b = 0; b < batch_; ++b) {
+      for (int g = 0; g < c_.key_heads; ++g) rows_.push_back(fill(b, g, most, bound));
+    }
+    kernels::Decode t = arguments();
+    t.k_cache = t.v_cache = nullptr;
+    t.lengths = rows_.data();
+    t.capacity = most * kPageKeys;
+    t.pages = {addresses_.data(), c_.key_heads * most, most};
+    scratch_.resize(static_cast<size_t>(
+        kernels::decode_scratch_floats(batch_, c_.heads, c_.head_dim, t.capacity)));
+    t.scratch = scratch_.data();
+    return t;
+  }
+  // Gates of 0 for keys that kept() leaves out, which hide them.
+  void hide(float bound) {
+    for (int64_t b = 0; b < batch_; ++b) {
+      for (int64_t i = 0; i + 1 < lengths_[size_t(b)]; ++i) {
+        for (int g = 0; g < c_.key_heads; ++g) {
+          if (keeps(b, i, g, bound)) continue;
+          const int group = c_.heads / c_.key_heads;
+          for (int n = 0; n < group; ++n) gate_[gate_at(b, i) + size_t(g * group + n)] = 0;
+        }
+      }
+    }
+  }
+  std::vector<double> output() const {
+    std::vector<double> y;
+    for (const bf16 x : o_) y.push_back(value(x));
+    return y;
+  }
+
   // weights(b, h, logits of the keys) gives the weight of each key, which may be fewer.
   template <typename Weights>
   void expect(const Weights& weights) const {
@@ -120,6 +167,31 @@ class Decode {
   }
 
  private:
+  size_t gate_at(int64_t b, int64_t i) const { return size_t((b * c_.capacity + i) * c_.heads); }
+  bool keeps(int64_t b, int64_t i, int g, float bound) const {
+    const int group = c_.heads / c_.key_heads;
+    const auto first = gate_.begin() + static_cast<ptrdiff_t>(gate_at(b, i)) + g * group;
+    return *std::max_element(first, first + group) >= bound;
+  }
+  // Returns the rows of a head, the token's own among them.
+  int32_t fill(int64_t b, int g, int64_t most, float bound) {
+    const int group = c_.heads / c_.key_heads;
+    const int64_t d = c_.head_dim;
+    const int64_t length = lengths_[size_t(b)];
+    int32_t row = 0;
+    for (int64_t i = 0; i < length; ++i) {
+      if (i + 1 < length && !keeps(b, i, g, bound)) continue;
+      const int64_t page = addresses_[size_t((b * c_.key_heads + g) * most + row / 64)];
+      auto* const rows = reinterpret_cast<bf16*>(page);
+      const int64_t at_row = row % 64;
+      std::copy_n(k_.begin() + ptrdiff_t(at(b, i)) + g * d, d, rows + at_row * d);
+      std::copy_n(v_.begin() + ptrdiff_t(at(b, i)) + g * d, d, rows + (64 + at_row) * d);
+      std::copy_n(gate_.begin() + ptrdiff_t(gate_at(b, i)) + g * group, group,
+                  reinterpret_cast<float*>(rows + 128 * d) + at_row * group);
+      ++row;
+    }
+    return row;
+  }
   static double value(bf16 x) { return double{__bfloat162float(x)}; }
   size_t at(int64_t b, int64_t i) const { return size_t((b * c_.capacity + i) * width_); }
 
@@ -129,6 +201,9 @@ class Decode {
   std::vector<bf16> q_, own_k_, own_v_, k_, v_, o_;
   std::vector<float> gate_, scratch_;
   std::vector<int32_t> arrived_;
+  std::vector<uint4> pages_;
+  std::vector<int64_t> addresses_;
+  std::vector<int32_t> rows_;
 };
 
 TEST(EmulatedDecode, StickBreaking) {
@@ -155,6 +230,34 @@ TEST(EmulatedDecode, StickBreaking) {
         w.back() += stick;
         return w;
       });
+    }
+  }
+}
+
+// With all keys in pages, outputs have the bits of keys at even distances; without those that are
+// dropped, they are those of hidden keys.
+TEST(EmulatedDecode, StickBreakingInPages) {
+  for (const Case& c : kCases) {
+    for (const bool current : {false, true}) {
+      for (const float bound : {0.0f, 0.6f, 0.99f}) {
+        const auto output = [&](bool paged) {
+          Decode t(c);
+          if (!paged) t.hide(bound);
+          kernels::stickbreaking_decode(nullptr, {.t = paged ? t.kept(bound) : t.arguments(),
+                                                  .gate_cache = paged ? nullptr : t.gates(),
+                                                  .remainder_bias = nullptr,
+                                                  .remainder_value = true,
+                                                  .attend_current = current,
+                                                  .skip_epsilon = 0.0f});
+          return t.output();
+        };
+        const std::vector<double> kept = output(true), hidden = output(false);
+        if (bound == 0.0f) {
+          EXPECT_EQ(kept, hidden) << c.heads << " heads of " << c.head_dim;
+        }
+        EXPECT_LE(test::relative_error(kept, hidden), 4e-3)
+            << c.heads << " heads of " << c.head_dim << ", bound " << bound;
+      }
     }
   }
 }

@@ -230,6 +230,72 @@ TEST_F(SystemTest, BenchSkipSaysWhatSkippingSaves) {
   EXPECT_NE(output_.find("no document has 9999999 tokens"), std::string::npos) << output_;
 }
 
+// A cache that drops nothing has the loss of a forward pass, and the smaller it is the fewer bytes
+// it takes.
+TEST_F(SystemTest, DropsKeysByTheirGates) {
+  ASSERT_EQ(run(training("run", {"--model.attention.forget_gate=true"})), 0) << output_;
+  const auto evaluate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {
+        "eval",      "--checkpoint", path("run"),           "--device", "cpu",
+        "--lengths", "80",           "--tokens-per-length", "800"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  ASSERT_EQ(evaluate({"--json"}), 0) << output_;
+  const double loss = printed_json(output_).at("lengths").at(0).at("loss");
+  ASSERT_EQ(evaluate({"--drop-below", "0,1e-30,0.975,1", "--json"}), 0) << output_;
+  const nlohmann::json rows = printed_json(output_).at("cache");
+  ASSERT_EQ(rows.size(), 4U);
+  EXPECT_NEAR(rows.at(0).at("loss").get<double>(), loss, 1e-5);
+  EXPECT_EQ(rows.at(1).at("loss"), rows.at(0).at("loss"));
+  EXPECT_EQ(rows.at(1).at("share_kept"), 1.0);
+  EXPECT_LT(rows.at(2).at("share_kept"), 1.0);
+  EXPECT_GT(rows.at(2).at("share_kept"), 0.0);
+  EXPECT_EQ(rows.at(3).at("share_kept"), 0.0);
+  EXPECT_NE(rows.at(3).at("loss"), rows.at(0).at("loss"));
+  for (const nlohmann::json& row : rows) {
+    EXPECT_EQ(row.at("windows"), 10);
+    EXPECT_EQ(row.at("tokens"), rows.at(0).at("tokens"));
+    EXPECT_GT(row.at("tokens_per_second"), 0);
+    EXPECT_LE(row.at("bytes_per_window"), rows.at(1).at("bytes_per_window"));
+  }
+  ASSERT_EQ(evaluate({"--drop-below", "0.975"}), 0) << output_;
+  EXPECT_NE(output_.find("MB a window"), std::string::npos) << output_;
+  const auto answer = [&](const char* bound) {
+    return run({"eval", "--checkpoint", path("run"), "--device", "cpu", "--lengths", "400",
+                "--tasks", "passkey", "--samples", "2", "--json", "--drop-below", bound});
+  };
+  ASSERT_EQ(answer("0.975"), 0) << output_;
+  const nlohmann::json answered = printed_json(output_).at("tasks").at(0).at("lengths").at(0);
+  EXPECT_LT(answered.at("share_kept"), 1.0) << answered;
+  EXPECT_EQ(answer("0,1"), 2) << output_;
+
+  const auto generate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"generate", "--checkpoint",  path("run"),  "--device",
+                                          "cpu",      "--prompt",      "The kernel", "--max-tokens",
+                                          "90",       "--temperature", "0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  ASSERT_EQ(generate({"--json"}), 0) << output_;
+  const nlohmann::json all = printed_json(output_);
+  EXPECT_FALSE(all.contains("cache"));
+  ASSERT_EQ(generate({"--json", "--drop-below", "1e-30"}), 0) << output_;
+  const nlohmann::json same = printed_json(output_);
+  EXPECT_EQ(same.at("text"), all.at("text"));
+  EXPECT_EQ(same.at("cache").at("share_kept"), 1.0);
+  ASSERT_EQ(generate({"--drop-below", "0.975"}), 0) << output_;
+  EXPECT_NE(output_.find("% of the keys kept"), std::string::npos) << output_;
+  EXPECT_EQ(generate({"--cache-share", "0.5"}), 2) << output_;
+  EXPECT_EQ(generate({"--drop-below", "1e-30", "--cache-share", "0.1"}), 8) << output_;
+  EXPECT_NE(output_.find("the cache is full"), std::string::npos) << output_;
+
+  ASSERT_EQ(run(training("open", {"--stages.0.length=6 steps", "--stages.1.length=1 steps"})), 0);
+  EXPECT_EQ(run({"generate", "--checkpoint", path("open"), "--prompt", "a", "--drop-below", "0.1"}),
+            2);
+  EXPECT_NE(output_.find("no layer of the model has a forget gate"), std::string::npos) << output_;
+}
+
 TEST_F(SystemTest, EvaluatesByLengthAndInSlidingWindows) {
   ASSERT_EQ(run(training("run")), 0) << output_;
   const auto evaluate = [&](const std::vector<std::string>& more) {

@@ -1,6 +1,7 @@
 #include "model/inference/prefill.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -8,14 +9,24 @@
 namespace sbtrain {
 namespace {
 
-// Runs the blocks over the prompt and fills the cache of sequence b; x_TD becomes their output.
+// Runs the blocks over the prompt and fills the cache of sequence b; x_TD becomes their output. A
+// full cache ends it after the last block, so that no weights stay gathered.
 void prefill_blocks(Stream& s, const Transformer& model, ParamAccess& params,
                     const BatchTensors& batch, DecodeCache& cache, int64_t b, Buffer& x_TD) {
+  std::optional<CacheFull> full;
   model.forward(s, params, batch, x_TD, model.all_blocks(),
                 [&](int64_t l, const Weights&, const std::unique_ptr<AttentionSaved>& saved) {
                   require(saved != nullptr, "prefill needs a model with Recompute::kNone");
-                  model.block(l).attention().prefill(s, cache.layer(l), b, *saved);
+                  if (full) return;
+                  try {
+                    model.block(l).attention().prefill(s, cache.layer(l), b, *saved);
+                  } catch (const CacheFull& e) {
+                    full = e;
+                  }
                 });
+  if (!full) return;
+  model.release_head(params);
+  throw CacheFull(*full);
 }
 
 }  // namespace

@@ -88,15 +88,15 @@ void CachedHead::logits(float* z, int64_t begin, int64_t keys, float scale) cons
   skinny_gemm(1, keys, d, scale, q, d, k.row(begin), k.stride, false, z, keys);
 }
 
-void CachedHead::add_values(float* y, int64_t begin, int64_t keys, const float* weights) const {
+void add_values(float* y, Matrix v, int64_t d, int64_t keys, const float* weights) {
   int64_t c = 0;
   for (; c + kLanes <= d; c += kLanes) {
     Lanes sums = load_lanes(y + c);
-    for (int64_t i = keys - 1; i >= 0; --i) sums += weights[i] * load_lanes(v.row(begin + i) + c);
+    for (int64_t i = keys - 1; i >= 0; --i) sums += weights[i] * load_lanes(v.row(i) + c);
     store_lanes(y + c, sums);
   }
   for (int64_t i = keys - 1; c < d && i >= 0; --i) {
-    const float* value = v.row(begin + i);
+    const float* value = v.row(i);
     for (int64_t n = c; n < d; ++n) y[n] += weights[i] * value[n];
   }
 }

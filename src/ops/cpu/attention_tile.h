@@ -151,6 +151,9 @@ void for_each_group(const std::vector<Document>& documents, std::span<const Head
   }
 }
 
+// y [d] += weights[i] times row i of v, the last row first.
+void add_values(float* y, Matrix v, int64_t d, int64_t keys, const float* weights);
+
 // One head of one sequence in a decode step: its query, output and cache, [C, d].
 struct CachedHead {
   template <typename Op>
@@ -181,7 +184,11 @@ struct CachedHead {
   // z[i] = scale * q.k of key begin + i.
   void logits(float* z, int64_t begin, int64_t keys, float scale) const;
   // y [d] += weights[i] times the value of key begin + i, the last key first.
-  void add_values(float* y, int64_t begin, int64_t keys, const float* weights) const;
+  void add_values(float* y, int64_t begin, int64_t keys, const float* weights) const {
+    cpu::add_values(y, v.from(begin, 0), d, keys, weights);
+  }
+  double gate_of(int64_t i) const { return gate ? *gate.row(i) : 1.0; }
+  const float* own_value() const { return v.row(length - 1); }
   int64_t index;  // of the head
   int64_t d;
   int64_t length;  // number of keys, the new token's included
@@ -201,17 +208,17 @@ std::vector<CachedHead> make_cached_heads(const Op& t) {
 }
 
 // Calls op(head) for each, with all threads if that pays.
-template <typename Op>
-void for_each_cached_head(const std::vector<CachedHead>& heads, const Op& op) {
+template <typename Head, typename Op>
+void for_each_cached_head(const std::vector<Head>& heads, const Op& op) {
   constexpr int64_t kWorkOfThread = int64_t{1} << 13;  // channels of keys; a bit more than 1 us
   int64_t work = 0;
-  for (const CachedHead& head : heads) work += head.length * head.d;
+  for (const Head& head : heads) work += head.length * head.d;
   if (work < omp_get_max_threads() * kWorkOfThread) {
-    for (const CachedHead& head : heads) op(head);
+    for (const Head& head : heads) op(head);
     return;
   }
 #pragma omp parallel for
-  for (const CachedHead& head : heads) op(head);
+  for (const Head& head : heads) op(head);
 }
 
 // Scratch of `floats` numbers for each thread.

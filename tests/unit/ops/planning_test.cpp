@@ -24,6 +24,7 @@
 #include "ops/far_softmax.h"
 #include "ops/fp8.h"
 #include "ops/initialize.h"
+#include "ops/kept_keys.h"
 #include "ops/linear.h"
 #include "ops/loss.h"
 #include "ops/memory.h"
@@ -452,12 +453,57 @@ void run_every_mixer(Ops& o) {
                              .w = w});
 }
 
+// Their tensors but the addresses of pages, which are those of the pool.
+void run_every_op_on_kept_keys(Ops& o) {
+  constexpr int64_t kTokens = 70, kHeads = 4, kKeyHeads = 2, kHeadDim = 5, kPages = 2;
+  const Buffer q = o.matrix(kTokens, kHeads * kHeadDim);
+  const Buffer k = o.matrix(kTokens, kKeyHeads * kHeadDim);
+  const Buffer v = o.matrix(kTokens, kKeyHeads * kHeadDim);
+  const Buffer gate = o.matrix(kTokens, kHeads);
+  const Buffer rows = o.allocate(DType::kI32, {kKeyHeads, kTokens});
+  const Buffer counts = o.allocate(DType::kI32, {1, kKeyHeads});
+  const Buffer lengths = o.allocate(DType::kI32, {1, kKeyHeads});
+  const Buffer positions = o.integers({static_cast<int32_t>(kTokens)});
+  constexpr int64_t kFloats =
+      kernels::page_bytes(kHeadDim, sizeof(float), kHeads / kKeyHeads) / int64_t{sizeof(float)};
+  const Buffer memory = o.allocate(DType::kF32, {kKeyHeads * kPages, kFloats});
+  const Buffer pages = o.stream.memory().allocate(MemoryClass::kActivations, "t", DType::kI64,
+                                                  {1, kKeyHeads, kPages});
+  std::vector<int64_t> addresses;
+  for (int64_t i = 0; i < kKeyHeads * kPages; ++i) {
+    addresses.push_back(reinterpret_cast<int64_t>(memory.tensor().data) +
+                        i * kFloats * int64_t{sizeof(float)});
+  }
+  ops::run(o.stream, ops::CopyFromHost{.y = pages, .host = addresses.data()});
+
+  o.run(ops::KeepKeys{.rows_GT = rows, .counts_G = counts, .gate_TH = gate, .bound = 0.1f});
+  o.run(
+      ops::StoreKeys{.pages_1GM = pages, .rows_GT = rows, .k_TGd = k, .v_TGd = v, .gate_TH = gate});
+  const auto last = [](const Tensor& x) { return x.row_range(kTokens - 1, 1); };
+  o.run(ops::PlaceKeys{.counts_BG = counts,
+                       .lengths_BG = lengths,
+                       .pages_BGM = pages,
+                       .gate_BH = last(gate),
+                       .positions_B = positions,
+                       .bound = 0.1f,
+                       .head_dim = kHeadDim});
+  o.run(ops::StickBreakingKeptDecode{.o_BHd = q.tensor().row_range(0, 1),
+                                     .q_BHd = last(q),
+                                     .k_BGd = last(k),
+                                     .v_BGd = last(v),
+                                     .pages_BGM = pages,
+                                     .lengths_BG = lengths,
+                                     .params = {.heads = kHeads}});
+}
+
 struct Program {
   const char* name;
   void (*run)(Ops&);
 };
-constexpr Program kPrograms[] = {
-    {"ops", run_every_op}, {"update", run_every_update}, {"mixers", run_every_mixer}};
+constexpr Program kPrograms[] = {{"ops", run_every_op},
+                                 {"update", run_every_update},
+                                 {"mixers", run_every_mixer},
+                                 {"kept keys", run_every_op_on_kept_keys}};
 
 Notes run_in(Memory& memory, const Program& program) {
   Ops o(memory, program.name);

@@ -62,8 +62,8 @@ SequenceRequest request(std::vector<int32_t> prompt, int64_t max_tokens, double 
 class Running {
  public:
   explicit Running(const ModelConfig& config, int64_t slots, EngineLimits limits = {},
-                   int64_t capacity = 64)
-      : model_(config, slots, capacity), engine(model_.batch, limits) {}
+                   int64_t capacity = 64, const DecodeOptions& options = {})
+      : model_(config, slots, capacity, options), engine(model_.batch, limits) {}
   ~Running() { stop(); }
   void start() {
     thread_ = std::thread([this] { engine.run(); });
@@ -115,6 +115,38 @@ TEST(Engine, WritesWhatGenerateWritesWhateverElseRuns) {
   EXPECT_EQ(stats.finished, 20);
   EXPECT_EQ(stats.running, 0);
   EXPECT_EQ(stats.waiting, 0);
+}
+
+// A cache that drops keys, and has too few pages for two long sequences: one ends, and the other
+// goes on as if nothing had happened.
+TEST(Engine, EndsASequenceForWhichTheCacheHasNoRoom) {
+  const ModelConfig config = small_config({kAllCaches[0]});
+  // Nothing is dropped, so that each head has a page for 64 tokens: 10 of 2 * 3 * 4 pages.
+  Running running(config, 2, {}, 200, {.dropping = {.below = 1e-30, .share = 10.0 / 24}});
+  const auto whole = running.submit(request(random_prompt(193, 1), 1));
+  const SequenceRequest long_one = request(random_prompt(60, 2), 120);
+  const auto first = running.submit(long_one), second = running.submit(long_one);
+  running.start();
+  EXPECT_EQ(whole->wait(), FinishReason::kNoRoom);
+  const FinishReason one = first->wait(), other = second->wait();
+  EXPECT_NE(one == FinishReason::kNoRoom, other == FinishReason::kNoRoom);
+  EXPECT_NE(one == FinishReason::kLength, other == FinishReason::kLength);
+  const Keeper& complete = one == FinishReason::kLength ? *first : *second;
+  const Keeper& ended = one == FinishReason::kLength ? *second : *first;
+  SmallModel model(config);
+  const std::vector<int32_t> expected =
+      generate(model.run.model(), model.run.params(), model.run.stream(), long_one.prompt,
+               long_one.sampling, -1);
+  EXPECT_EQ(complete.tokens, expected);
+  ASSERT_LT(ended.tokens.size(), expected.size());
+  EXPECT_TRUE(std::equal(ended.tokens.begin(), ended.tokens.end(), expected.begin()));
+  running.stop();
+  const EngineStats stats = running.engine.stats();
+  EXPECT_EQ(stats.no_room, 2);
+  EXPECT_EQ(stats.finished, 3);
+  EXPECT_GT(stats.cache.seen, 0);
+  EXPECT_EQ(stats.cache.kept, stats.cache.seen);
+  EXPECT_EQ(stats.cache.bytes, 0);
 }
 
 // Each module with each way to know positions and to scale rotary ones, for texts longer than the

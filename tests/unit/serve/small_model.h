@@ -45,9 +45,10 @@ inline std::vector<int32_t> random_prompt(int64_t length, uint64_t seed) {
 // Released memory is poisoned, so that what a slot still held of an earlier sequence, or what was
 // never written, would show.
 struct SmallModel {
-  explicit SmallModel(const ModelConfig& config, int64_t slots = 1, int64_t capacity = 64)
+  explicit SmallModel(const ModelConfig& config, int64_t slots = 1, int64_t capacity = 64,
+                      const DecodeOptions& options = {})
       : run(Backend::kCpu, config, packed_batch({3}, kVocab)),
-        batch(run.model(), run.params(), run.stream(), slots, capacity) {}
+        batch(run.model(), run.params(), run.stream(), slots, capacity, options) {}
   ModelRun run;
   DecodeBatch batch;
 };
