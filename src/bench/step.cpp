@@ -60,6 +60,7 @@ std::string part_of(const std::string& op) {
   const auto has = [&](const char* text) { return op.find(text) != std::string::npos; };
   if (has("cross_entropy")) return "loss";
   if (is_matrix_product(op)) return "matrix products";
+  if (op == ContextRing::kAwait) return "waits for keys";
   if (op == "await" || op == "all_reduce") return "communication";
   for (const char* part :
        {"adamw", "muon", "orthogonalize", "average_weights", "squared_norm", "finish_step"}) {
