@@ -18,7 +18,8 @@ from plotting import COLOURS, INK, PlotError, load_pyplot, save, set_title
 
 # The parts of a step that `bench train` prints, and the collectives by name.
 ORDER = ["matrix products", "attention", "element-wise", "loss", "optimizer", "communication",
-         "all_gather", "reduce_scatter", "all_to_all", "all_reduce"]  # fmt: skip
+         "all_gather", "reduce_scatter", "all_to_all", "all_reduce", "shift", "waits for keys"]  # fmt: skip
+WAITS = ["communication", "waits for keys"]  # of the stream that computes
 STREAMS = ["compute", "communication"]
 
 
@@ -50,7 +51,7 @@ def summary(rows):
         times = [duration for stream, each, _, duration in rows if each == kind and stream == "communication"]
         if times:
             lines.append(f"{kind}: {len(times)} calls, {sum(times):.1f} ms")
-    waits = sum(duration for stream, kind, _, duration in rows if stream == "compute" and kind == "communication")
+    waits = sum(duration for stream, kind, _, duration in rows if stream == "compute" and kind in WAITS)
     lines.append(f"the computing stream waits {waits:.1f} ms")
     return lines
 
@@ -64,7 +65,7 @@ def draw_panel(axes, rows, begin, end):
     visible = (end - begin) / 600
     for stream, kind, start, duration in rows:
         if start < end and start + duration > begin:
-            traffic = stream == "communication" or kind == "communication"
+            traffic = stream == "communication" or kind in WAITS
             axes.broken_barh([(start, max(duration, visible) if traffic else duration)],
                              (STREAMS[::-1].index(stream) - 0.4, 0.8), facecolors=colour(kind), linewidth=0,
                              zorder=3 if traffic else 2, antialiased=not traffic)

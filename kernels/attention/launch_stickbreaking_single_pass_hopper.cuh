@@ -17,7 +17,8 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
   for (int first_head = 0; first_head < p.heads; first_head += p.workspace_heads) {
     const SinglePassArguments x = single_pass_arguments<Shape>(p, first_head);
     const dim3 tiles(static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads));
-    begin_single_pass_kernel<<<tiles, kSinglePassBeginThreads, 0, stream>>>(x, Shape::kKeys);
+    begin_single_pass_kernel<Shape::kFar>
+        <<<tiles, kSinglePassBeginThreads, 0, stream>>>(x, Shape::kKeys);
     check_launch(kName);
     if constexpr (Shape::kGated) {
       const dim3 key_blocks(static_cast<unsigned>(ceil_div(p.tokens, kStickKeys)),
@@ -29,7 +30,11 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
     launch_attention(kName, stream, single_pass_hopper_kernel<Shape>,
                      dim3(static_cast<unsigned>(blocks)), Shape::kThreads,
                      kSharedBytes<SinglePassShared<Shape>>, x);
-    end_single_pass_kernel<Shape::kD><<<tiles, kSinglePassEndThreads, 0, stream>>>(x);
+    if constexpr (Shape::kFar) {
+      end_far_single_pass_kernel<Shape::kD><<<tiles, kSinglePassEndThreads, 0, stream>>>(x);
+    } else {
+      end_single_pass_kernel<Shape::kD><<<tiles, kSinglePassEndThreads, 0, stream>>>(x);
+    }
     check_launch(kName);
     if constexpr (Shape::kGated) {
       if (x.dkv == nullptr) continue;
@@ -41,7 +46,7 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
   }
 }
 
-// Kind is Folded, Unfolded or Gated.
+// Kind is Folded, Unfolded, Gated or Far.
 template <template <typename> class Kind>
 void launch_single_pass_of(cudaStream_t stream, const StickBreakingProblem& p) {
   if (p.tokens == 0) return;

@@ -84,17 +84,19 @@ __device__ __forceinline__ void enter_rows(
 
 // C at the right of all keys, the gradient of the stick that they find times that stick, becomes W.
 // Where next to nothing has come, no nearer key asks what it was worth.
+__device__ __forceinline__ float gradient_of_found(float c, float log2_before) {
+  constexpr float kLeast = -100.0f;
+  return log2_before < kLeast ? 0.0f : c * exp2_ftz(-log2_before);
+}
 template <int kRows, bool kGated>
 __device__ __forceinline__ void leave_rows(const StickGradients<kRows, kStickKeys, kGated>& sticks,
                                            const StickBreakingProblem& p, const StickHead& head,
                                            int first) {
-  constexpr float kLeast = -100.0f;  // log2
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const int row = first + lane_row() + 8 * i;
     if (quad_lane() != 0 || row >= p.far.queries) continue;
-    const float before = p.far.before[head.at(row)];
-    p.far.w[head.at(row)] = before < kLeast ? 0.0f : sticks.c[i] * exp2_ftz(-before);
+    p.far.w[head.at(row)] = gradient_of_found(sticks.c[i], p.far.before[head.at(row)]);
   }
 }
 

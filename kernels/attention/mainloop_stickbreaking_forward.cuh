@@ -50,6 +50,34 @@ __device__ __forceinline__ void bring_sticks(Sticks<kRows, kKeys, kGated>& stick
   }
 }
 
+// Whether the sticks of all of the lane's rows came used up. Read again after the loop over keys,
+// in which there is no register for it.
+template <int kRows>
+__device__ __forceinline__ bool came_used_up(const StickBreakingProblem& p, const StickHead& head,
+                                             int first) {
+  bool done = p.skip_epsilon > 0;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = first + lane_row() + 8 * i;
+    done = done && (row >= p.far.queries || exp2_ftz(p.far.before[head.at(row)]) < p.skip_epsilon);
+  }
+  return done;
+}
+
+// Of rows whose sticks came used up: they take nothing from the keys, of which they count as having
+// read none, so that the backward pass does not look at their tile for the gradients of keys.
+template <int kRows>
+__device__ __forceinline__ void write_used_up(const StickBreakingProblem& p, const StickHead& head,
+                                              int first) {
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = first + lane_row() + 8 * i;
+    if (row >= p.far.queries || quad_lane() != 0) continue;
+    p.log2_rem[head.at(row)] = p.far.before[head.at(row)];
+    p.stop[head.at(row)] = p.tokens - p.far.key;
+  }
+}
+
 // Writes o, the remainders and the stops: of each row the keys from `block` on have been read.
 template <int kRowBlocks, int kD, bool kFar = false, int kKeys, bool kGated, typename Seen>
 __device__ __forceinline__ void write_sticks(const StickBreakingProblem& p, const StickHead& head,
@@ -128,6 +156,10 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
     if (p.skip_epsilon > 0 && group.all(used_up(sticks, seen, block, p.skip_epsilon))) break;
   }
   cp_async_wait<0>();
+  if constexpr (kFar) {
+    constexpr int kRows = 2 * kRowBlocks;
+    if (group.all(came_used_up<kRows>(p, head, first))) return write_used_up<kRows>(p, head, first);
+  }
   write_sticks<kRowBlocks, kD, kFar>(p, head, first, block, o, seen, sticks);
 }
 

@@ -180,8 +180,13 @@ class HopperForwardConsumer : public TileState {
     s_.keys.release_and_advance(k_);
     const bool drained = walk(x, s, seen);
     if (drained) drain(x);
-    write_sticks<1, kD, Shape::kFar>(p_, head, first, x.block, x.o, seen, x.sticks);
     ++number_;
+    if constexpr (Shape::kFar) {
+      if (uniform(group_.all(came_used_up<2>(p_, head, first)))) {
+        return write_used_up<2>(p_, head, first);
+      }
+    }
+    write_sticks<1, kD, Shape::kFar>(p_, head, first, x.block, x.o, seen, x.sticks);
   }
 
  private:

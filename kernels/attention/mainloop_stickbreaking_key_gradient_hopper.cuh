@@ -273,7 +273,8 @@ class KeyGradientConsumer {
       }
     }
     if constexpr (Shape::kFar) {
-      add_far_gradients(sums, block);
+      add_far_key_gradients<kD, Shape::kRowByRow>(x_.p, mine().head, sums.dk, sums.dv, block.begin,
+                                                  block.first_key);
     } else {
       write_key_gradients<kD>(x_.p, mine().head, sums.dk, sums.dv, block.begin, block.first_key);
     }
@@ -588,33 +589,6 @@ class KeyGradientConsumer {
     issue_product<Shape::kQueries>(sums.dk, ScoreColumns(s_.dz[score_tile_][index_]),
                                    QueryColumns(s_.q[stage]), true);
     wgmma_commit();
-  }
-
-  // Adds dk and dv of the block's keys to the sums of their rank.
-  __device__ __forceinline__ void add_far_gradients(const Gradients& sums, const Block& block) {
-    const StickBreakingProblem& p = x_.p;
-    const StickHead head(p, mine().head);  // of keys
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int key = block.first_key + key_of_row<kStickKeys>(warp_row() + lane_row() + 8 * i);
-      if (key < block.begin || key >= p.tokens) continue;
-      add_to_row(p.far.dk, head, key, sums.dk, i, p.scale);
-      add_to_row(p.far.dv, head, key, sums.dv, i, 1.0f);
-    }
-  }
-
-  // sum += factor x, of the lane's row i.
-  static __device__ __forceinline__ void add_to_row(const Matrix<float>& sums,
-                                                    const StickHead& head, int key,
-                                                    const WarpgroupAccumulator<kD>& x, int i,
-                                                    float factor) {
-    float* const row = sum_row(head, sums, key) + lane_col();
-#pragma unroll
-    for (int c = 0; c < kD / 8; ++c) {
-      const float* const y = x.at[0][c] + 2 * i;
-      float2& sum = *reinterpret_cast<float2*>(row + 8 * c);
-      sum = make_float2(fmaf(y[0], factor, sum.x), fmaf(y[1], factor, sum.y));
-    }
   }
 
   // dgate of the block's keys.

@@ -261,8 +261,11 @@ class QueryGradientConsumer : public TileState {
     const float scale = p.scale * p.query_factor;
     const auto scaled = [scale](int) { return scale; };
     if constexpr (Shape::kFar) {
-      add_rows(sum_row(head, p.far.dq, first), p.far.dq.stride, p.far.queries - first, p.head_dim,
-               dq, scaled);
+      // What no key was read for stays as it is. The first row of a tile is as any other.
+      if (visibility_of<true, true>(p, head).first_key(first) < p.tokens) {
+        add_rows(sum_row(head, p.far.dq, first), p.far.dq.stride, p.far.queries - first, p.head_dim,
+                 dq, scaled);
+      }
       leave_rows(sticks, p, head, first);
     } else {
       store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, p.head_dim, dq, scaled);

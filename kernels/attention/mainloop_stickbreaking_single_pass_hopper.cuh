@@ -29,6 +29,7 @@ struct SinglePassShape {
   static constexpr int kD = kHeadDim;
   static constexpr bool kFolded = false;
   static constexpr bool kGated = false;
+  static constexpr bool kFar = false;
   static constexpr int kConsumers = 3;
   static constexpr int kKeys = kStickKeys * kConsumers;
   static_assert(kKeys == kSinglePassKeys);
@@ -200,24 +201,26 @@ class SinglePassHelper {
     int n = 0;
     if (lane() == 0) n = atomicAdd(x_.taken, 1);
     n = __shfl_sync(~0u, n, 0);
-    const int place = n / x_.heads;
-    if (place >= x_.places) return {};
     const StickBreakingProblem& p = x_.p;
+    const int place = (Shape::kFar ? p.far.key / Shape::kKeys : 0) + n / x_.heads;
+    if (place >= x_.places) return {};
     const int first = place * Shape::kKeys, head = x_.first_head + n % x_.heads;
     const int end_key = min(first + Shape::kKeys, p.tokens);
-    const int end = visibility_of<false>(p, StickHead(p, head)).end_query(end_key - 1);
+    const int end = visibility_of<false, Shape::kFar>(p, StickHead(p, head)).end_query(end_key - 1);
     return {{first, head}, place, tile_before((end + kQueries - 1) / kQueries, first, head)};
   }
   // The last tile before this one whose queries see a key of the block that begins at `first`. The
   // first row of a tile is the one that sees furthest to the left, but where sticks are used up,
   // some tiles may see less than those before them.
   __device__ __forceinline__ int tile_before(int tile, int first, int head) const {
-    const int begin = first / kQueries;
+    const int begin = Shape::kFar ? 0 : first / kQueries;
     if (x_.p.skip_epsilon == 0) return tile > begin ? tile - 1 : -1;
     for (; tile > begin; tile -= 32) {
       const int mine = tile - 1 - lane();
-      const bool sees = mine >= begin && x_.first_keys[int64_t{x_.tile(head, mine)} * kQueries] <
-                                             first + Shape::kKeys;
+      // Of far keys, a row to which nothing of its stick has come sees none, from p.tokens on.
+      const int end = Shape::kFar ? min(first + Shape::kKeys, x_.p.tokens) : first + Shape::kKeys;
+      const bool sees =
+          mine >= begin && x_.first_keys[int64_t{x_.tile(head, mine)} * kQueries] < end;
       const unsigned votes = __ballot_sync(~0u, sees);
       if (votes != 0) return tile - __ffs(static_cast<int>(votes));
     }
@@ -525,7 +528,7 @@ class SinglePassConsumer {
       const int query = first_query + row;
       int begin = query < x_.p.tokens ? s_.first_keys[stage][row] : INT_MAX;
       begin = max(begin, block.begin) - first;
-      const int end = query + (x_.p.attend_current ? 1 : 0) - first;
+      const int end = (Shape::kFar ? x_.p.tokens : query + (x_.p.attend_current ? 1 : 0)) - first;
 #pragma unroll
       for (int t = 0; t < kLaneKeys; ++t) {
         if (t < begin || t >= end) s.of_row(i, t) = 0.0f;
@@ -765,6 +768,9 @@ class SinglePassConsumer {
   __device__ __forceinline__ bool all_see(int stage, int tile, const Block& block) const {
     const int query = tile * kQueries;
     const int last_begin = uniform(s_.first_keys[stage][kQueries - 1]);
+    if constexpr (Shape::kFar) {
+      return last_begin <= block.begin && block.begin + kStickKeys <= x_.p.tokens;
+    }
     return query + kQueries <= x_.p.tokens && last_begin <= block.begin &&
            block.begin + kStickKeys <= query + (x_.p.attend_current ? 1 : 0);
   }
@@ -830,7 +836,11 @@ class SinglePassConsumer {
         return;
       }
     }
-    write_key_gradients<kD>(x_.p, head, sums.dk, sums.dv, block.begin, block.first_key);
+    if constexpr (Shape::kFar) {
+      add_far_key_gradients<kD>(x_.p, head, sums.dk, sums.dv, block.begin, block.first_key);
+    } else {
+      write_key_gradients<kD>(x_.p, head, sums.dk, sums.dv, block.begin, block.first_key);
+    }
   }
 
   Shared& s_;

@@ -305,7 +305,11 @@ constexpr StickBackwardPlan stickbreaking_backward_plan(const StickBackwardShape
   return plan;
 }
 
-// ---- Stick-breaking, backward, keys of other ranks (FarSticks) ----------------------------------
+// ---- Stick-breaking, backward, keys of other ranks (FarSticks), in two phases -------------------
+
+// 16 heads of 16384 queries and as many keys. All tiles are as long as each other, so that of a few
+// heads at a time many multiprocessors would wait for the last tiles.
+inline constexpr int64_t kFarStateBudget = (int64_t{2} << 30) + (int64_t{128} << 20);  // bytes
 
 // The states of the rows at each block of 64 keys, of as many whole groups of heads as fit a
 // budget, or else of one group and as many queries as fit, whole tiles of all loops.
@@ -339,7 +343,7 @@ constexpr StickFarScratch stickbreaking_far_layout(bool hopper, int64_t tokens, 
 }
 constexpr StickFarScratch stickbreaking_far_scratch(bool hopper, int64_t tokens, int64_t heads,
                                                     int64_t group,
-                                                    int64_t budget = kHopperStateBudget) {
+                                                    int64_t budget = kFarStateBudget) {
   const auto fits = [&](int64_t at_a_time, int64_t queries) {
     const StickFarScratch s = stickbreaking_far_layout(hopper, tokens, at_a_time, queries);
     return static_cast<int64_t>(s.bytes) <= budget;

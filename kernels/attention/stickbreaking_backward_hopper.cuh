@@ -214,4 +214,44 @@ __device__ __forceinline__ void write_key_gradients(const StickBreakingProblem& 
   }
 }
 
+// sum += factor x, of the lane's row i. With kLooks no sum is touched where all of x is zero.
+template <int kD, bool kLooks>
+__device__ __forceinline__ void add_to_far_row(const Matrix<float>& sums, const StickHead& head,
+                                               int key, const WarpgroupAccumulator<kD>& x, int i,
+                                               float factor) {
+  if constexpr (kLooks) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int c = 0; c < kD / 8; ++c) {
+      const float* const y = x.at[0][c] + 2 * i;
+      bits |= __float_as_uint(y[0]) | __float_as_uint(y[1]);
+    }
+    if (bits == 0) return;
+  }
+  float* const row = sum_row(head, sums, key) + lane_col();
+#pragma unroll
+  for (int c = 0; c < kD / 8; ++c) {
+    const float* const y = x.at[0][c] + 2 * i;
+    float2& sum = *reinterpret_cast<float2*>(row + 8 * c);
+    sum = make_float2(fmaf(y[0], factor, sum.x), fmaf(y[1], factor, sum.y));
+  }
+}
+// The same as write_key_gradients() for keys of another rank: adds to far.dk and far.dv. Of keys
+// that no query has read the sums stay as they are, if there is a register to tell by.
+template <int kD, bool kLooks = true>
+__device__ __forceinline__ void add_far_key_gradients(const StickBreakingProblem& p, int key_head,
+                                                      const WarpgroupAccumulator<kD>& dk,
+                                                      const WarpgroupAccumulator<kD>& dv, int block,
+                                                      int first_key) {
+  const StickHead head(p, key_head);
+  const int warp_row = static_cast<int>(threadIdx.x / 32 % 4 * 16);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int key = first_key + key_of_row<kStickKeys>(warp_row + lane_row() + 8 * i);
+    if (key < block || key >= p.tokens) continue;
+    add_to_far_row<kD, kLooks>(p.far.dk, head, key, dk, i, p.scale);
+    add_to_far_row<kD, kLooks>(p.far.dv, head, key, dv, i, 1.0f);
+  }
+}
+
 }  // namespace sbtrain::kernels

@@ -143,8 +143,18 @@ AttentionChoice choose_implementation(const StickBreakingShape& x, const Target&
 }
 
 void plan_far_backward(const StickBreakingShape& x, AttentionChoice& choice) {
-  const kernels::StickFarScratch scratch = kernels::stickbreaking_far_scratch(
-      choice.implementation == Implementation::kHopper, x.tokens, x.heads, x.group);
+  const bool hopper = choice.implementation == Implementation::kHopper;
+  choice.single_pass = hopper && x.group == 1 &&
+                       kernels::takes_single_pass(x.tokens, x.heads, x.head_dim, x.group, false);
+  if (choice.single_pass) {
+    const kernels::StickSinglePassScratch scratch =
+        kernels::stickbreaking_single_pass_scratch(x.tokens, x.heads, x.head_dim, /*gated=*/false);
+    choice.heads = scratch.heads;
+    choice.bytes = scratch.bytes;
+    return;
+  }
+  const kernels::StickFarScratch scratch =
+      kernels::stickbreaking_far_scratch(hopper, x.tokens, x.heads, x.group);
   choice.heads = scratch.heads;
   choice.blocks = scratch.blocks;
   choice.tokens = scratch.tokens;

@@ -60,8 +60,8 @@ WorkTimer::~WorkTimer() {
   }
 }
 
-void await(Stream& s, const Event& event) {
-  timed(s, "await", [&] { s.wait(event); });
+void await(Stream& s, const Event& event, std::string_view name) {
+  timed(s, name, [&] { s.wait(event); });
 }
 
 }  // namespace sbtrain::ops

@@ -104,8 +104,8 @@ void timed(Stream& s, std::string_view name, const Work& work) {
   work();
 }
 
-// Stream::wait, timed like an op: the time of "await" is how long the stream stood idle.
-void await(Stream& s, const Event& event);
+// Stream::wait, timed like an op: the time of `name` is how long the stream stood idle.
+void await(Stream& s, const Event& event, std::string_view name = "await");
 
 namespace cuda {
 StreamControl& control(const Stream& s);

@@ -25,7 +25,7 @@ Event ContextRing::start_sum(Stream& s, const Buffer& part, const Buffer& parts)
 }
 
 void ContextRing::await(Stream& /*s*/, const Event& started) {
-  waits_.wait(started);
+  waits_.wait(started, kAwait);
 }
 
 }  // namespace sbtrain

@@ -1,6 +1,8 @@
 // The ranks that share the tokens of a micro-batch (core/context_share.h), by a communicator.
 #pragma once
 
+#include <string_view>
+
 #include "core/context_share.h"
 #include "parallel/communicator.h"
 #include "parallel/wait_times.h"
@@ -11,7 +13,8 @@ class ContextRing : public ContextRanks {
  public:
   // Transfers are work of the stream `communication`, like all other collectives of a step: so the
   // ranks start all of them in the same order, that of the step itself. Waits for them are timed by
-  // `waits`. All must outlive the ring.
+  // `waits`, as kAwait in a profile. All must outlive the ring.
+  static constexpr std::string_view kAwait = "await_context";
   ContextRing(Communicator& ranks, Stream& communication, WaitTimes& waits)
       : ranks_(ranks), communication_(communication), waits_(waits) {}
   int place() const override { return ranks_.rank(); }

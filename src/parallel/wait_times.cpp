@@ -38,12 +38,12 @@ WaitTimes::Mark WaitTimes::spare() {
   return mark;
 }
 
-void WaitTimes::wait(const Event& event) {
-  if (stream_.backend() != Backend::kCuda) return ops::await(stream_, event);
+void WaitTimes::wait(const Event& event, std::string_view name) {
+  if (stream_.backend() != Backend::kCuda) return ops::await(stream_, event, name);
 #if SBTRAIN_HAS_CUDA
   current_.push_back(spare());
   SBTRAIN_CUDA_CHECK(cudaEventRecord(current_.back().begin, stream_.queue()));
-  ops::await(stream_, event);
+  ops::await(stream_, event, name);
   SBTRAIN_CUDA_CHECK(cudaEventRecord(current_.back().end, stream_.queue()));
 #endif
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <string_view>
 #include <vector>
 
 #include "core/stream.h"
@@ -21,8 +22,8 @@ class WaitTimes {
   WaitTimes(const WaitTimes&) = delete;
   WaitTimes& operator=(const WaitTimes&) = delete;
 
-  // stream.wait(event), timed.
-  void wait(const Event& event);
+  // stream.wait(event), timed, as `name` in a profile of the stream (ops::await).
+  void wait(const Event& event, std::string_view name = "await");
 
   // The waits since the last call form a batch, that of a step.
   void end_batch();

@@ -5,6 +5,8 @@
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
+#include "kernels/attention/single_pass_arguments_hopper.cuh"
+#include "kernels/attention/single_pass_ends_hopper.cuh"
 
 namespace sbtrain::emulation {
 namespace {
@@ -39,6 +41,7 @@ class FarStickBreaking : public Attention {
     problem_.far = {.queries = c.queries, .key = c.tokens - c.keys, .before = before_.data()};
     compute_at_a_time(c.tokens);
   }
+  void use_up_all() { std::fill(before_.begin(), before_.end(), -60.0f); }
   // So many queries at a time in the backward pass.
   void compute_at_a_time(int queries) {
     const StickFarScratch s = stickbreaking_far_layout(true, tokens(), heads, queries);
@@ -47,6 +50,15 @@ class FarStickBreaking : public Attention {
     problem_.workspace_heads = heads;
     problem_.workspace_blocks = static_cast<int>(s.blocks);
     problem_.workspace_tokens = queries;
+  }
+
+  // The backward pass in a single pass, of so many heads at a time, in place of two phases.
+  void take_single_pass(int at_a_time) {
+    single_pass_ = true;
+    workspace_.resize(stickbreaking_single_pass_layout(tokens(), at_a_time, head_dim, false).bytes /
+                      sizeof(float));
+    problem_.workspace = workspace_.data();
+    problem_.workspace_heads = at_a_time;
   }
 
   template <int kD>
@@ -71,6 +83,9 @@ class FarStickBreaking : public Attention {
                                    .k = key_tiles(p, p.k, Forward::kKeys),
                                    .v = key_tiles(p, p.v, Forward::kKeys)};
     run_persistent<StickForwardMainloop<Forward>>(timing, x, p.far.queries, heads);
+    if constexpr (kD <= 64) {
+      if (single_pass_) return single_pass<kD>(timing);
+    }
     for_each_part_of_far_queries(p, [&](const StickBreakingProblem& part, int head, int count) {
       backward<Far<QueryGradientShape<kD>>, Far<KeyGradientShape<kD>>>(timing, part, head, count);
     });
@@ -132,7 +147,20 @@ class FarStickBreaking : public Attention {
     run_persistent<StickKeyGradientMainloop<Key>>(timing, x, keys_of_far_tiles(p, Key::kKeys),
                                                   count / group);
   }
+  template <int kD>
+  void single_pass(Timing timing) {
+    using Shape = Far<SinglePassShape<kD>>;
+    for (int head = 0; head < heads; head += problem_.workspace_heads) {
+      const SinglePassArguments x = single_pass_arguments<Shape>(problem_, head);
+      const Index tiles = {static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads)};
+      launch(tiles, {kSinglePassBeginThreads}, timing,
+             [&] { begin_single_pass_kernel<true>(x, Shape::kKeys); });
+      launch({}, {Shape::kThreads}, timing, [&] { single_pass_hopper_kernel<Shape>(x); });
+      launch(tiles, {kSinglePassEndThreads}, timing, [&] { end_far_single_pass_kernel<kD>(x); });
+    }
+  }
 
+  bool single_pass_ = false;
   std::vector<int32_t> stop_;
   std::vector<float> before_, given_w_, workspace_;
   StickBreakingProblem problem_;
@@ -161,6 +189,34 @@ TEST(EmulatedFarStickBreaking, HeadsOf64) {
 TEST(EmulatedFarStickBreaking, HeadsOf128) {
   check_far<128>();
 }
+template <int kD>
+void check_far_single_pass() {
+  std::vector<FarCase> cases(std::begin(kFarCases), std::end(kFarCases));
+  cases.push_back({900, 900, 700});
+  for (const FarCase& c : cases) {
+    FarStickBreaking x(c, kD);
+    x.take_single_pass(x.heads);
+    for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+      for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+        SCOPED_TRACE(std::to_string(c.queries) + " of " + std::to_string(c.tokens) + " see " +
+                     std::to_string(c.keys) + ", epsilon " + std::to_string(skip_epsilon));
+        ASSERT_NO_THROW((x.run<kD>(timing, skip_epsilon)));
+        x.check();
+      }
+    }
+    const auto sums = std::vector{x.dq_sum, x.dk_sum, x.dv_sum, x.w};
+    x.take_single_pass(1);
+    ASSERT_NO_THROW((x.run<kD>(Timing::kAtOnce, 0x1p-24f)));
+    EXPECT_EQ((std::vector{x.dq_sum, x.dk_sum, x.dv_sum, x.w}), sums);
+  }
+}
+TEST(EmulatedFarStickBreaking, SinglePassOfHeadsOf32) {
+  check_far_single_pass<32>();
+}
+TEST(EmulatedFarStickBreaking, SinglePassOfHeadsOf64) {
+  check_far_single_pass<64>();
+}
+
 TEST(EmulatedFarStickBreaking, GroupsOfHeads) {
   for (const Heads& heads : kGroups) check_far<64>(heads);
 }
@@ -179,11 +235,19 @@ TEST(EmulatedFarStickBreaking, PartsOfQueries) {
   EXPECT_EQ(x.w, whole[4]);
 }
 
-// A tile to which nothing is left of its sticks looks at one block of keys.
-TEST(EmulatedFarStickBreaking, UsedUpSticksReadOneBlock) {
+// A tile to which nothing is left of its sticks counts no key as read, and changes no sum: the
+// gradients of the last keys would have to go through all such tiles.
+TEST(EmulatedFarStickBreaking, UsedUpSticksReadNothing) {
   FarStickBreaking x({512, 512, 512}, 64);
-  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0x1p-24f)));
-  EXPECT_EQ(x.stop(0, 64), 512 - 128);
+  x.use_up_all();
+  for (const bool single_pass : {false, true}) {
+    if (single_pass) x.take_single_pass(x.heads);
+    ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0x1p-24f)));
+    EXPECT_EQ(x.stop(0, 64), 512);
+    for (const auto* sum : {&x.o_sum, &x.dq_sum, &x.dk_sum, &x.dv_sum}) {
+      EXPECT_EQ(*sum, std::vector<float>(sum->size(), kBefore));
+    }
+  }
   ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0.0f)));
   EXPECT_EQ(x.stop(0, 64), 0);
 }

@@ -101,7 +101,9 @@ void run(Cuda, Stream& s, const StickBreakingFarBackward& op, const AttentionScr
   p.workspace_heads = static_cast<int>(scratch.choice.heads);
   p.workspace_blocks = static_cast<int>(scratch.choice.blocks);
   p.workspace_tokens = static_cast<int>(scratch.choice.tokens);
-  if (scratch.choice.implementation == Implementation::kHopper) {
+  if (scratch.choice.single_pass) {
+    kernels::stickbreaking_far_backward_single_pass(cuda_stream(s), p);
+  } else if (scratch.choice.implementation == Implementation::kHopper) {
     kernels::stickbreaking_far_backward_hopper(cuda_stream(s), p);
   } else {
     kernels::stickbreaking_far_backward(cuda_stream(s), p);

@@ -462,6 +462,30 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_EQ(choose(shape, target).bytes, 1622016u);
 }
 
+// Heads of keys of their own have a single pass over far keys too, with scratch for each row;
+// others two phases, with states of each row and 64 keys: of 16 heads of 16384 queries and keys, or
+// of 4 of twice as many.
+TEST(Choose, StickBreakingOfFarKeys) {
+  const Target target(Backend::kCuda);
+  StickBreakingShape shape = stick_shape(64, 16384);
+  shape.backward = shape.far = true;
+  shape.heads = 16;
+  EXPECT_TRUE(choose(shape, target).single_pass);
+  EXPECT_EQ(choose(shape, target).heads, 16);
+  EXPECT_LT(choose(shape, target).bytes, 128u << 20);
+  EXPECT_FALSE(choose(shape, target, "portable").single_pass);
+  shape.group = 4;
+  EXPECT_FALSE(choose(shape, target).single_pass);
+  EXPECT_EQ(choose(shape, target).heads, 16);
+  EXPECT_EQ(choose(shape, target).tokens, 16384);
+  shape.group = 1;
+  shape.head_dim = 128;
+  EXPECT_FALSE(choose(shape, target).single_pass);
+  EXPECT_EQ(choose(shape, target).heads, 16);
+  shape.tokens = shape.max_seqlen = 32768;
+  EXPECT_EQ(choose(shape, target).heads, 4);
+}
+
 // The states of all heads that share keys and values, or else of a part of them and the sums of dk
 // and dv.
 TEST(Choose, TheScratchOfStickBreakingHoldsWholeGroups) {
