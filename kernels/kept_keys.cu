@@ -1,6 +1,6 @@
-#include "kernels/elementwise.cuh"
 #include "kernels/kept_keys.cuh"
 #include "kernels/pack.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
 
 namespace sbtrain::kernels {
 namespace {
@@ -13,6 +13,7 @@ __device__ bool keeps(const float* gates, int group, float bound) {
 }
 
 constexpr int kScanThreads = 1024;
+constexpr int kThreads = 256;
 
 // Block g finds the rows of head g, kScanThreads tokens at a time.
 __global__ void __launch_bounds__(kScanThreads) keep_keys_kernel(const KeepKeys p) {
@@ -44,43 +45,32 @@ __global__ void __launch_bounds__(kScanThreads) keep_keys_kernel(const KeepKeys 
   if (thread == 0) p.counts[g] = count;
 }
 
-// A row is a token and a head: its key and its value.
-struct StoreKeysOp {
-  template <int kWidth>
-  struct Loaded {
-    int row;
-    Pack<bf16, kWidth> k, v;
-  };
-  StoreKeys p;
-  __device__ int64_t token(int64_t row) const { return row / p.key_heads; }
-  __device__ int key_head(int64_t row) const { return static_cast<int>(row % p.key_heads); }
-  template <int kWidth>
-  __device__ Loaded<kWidth> load(int64_t row, int64_t col) const {
-    const int64_t t = token(row);
-    const int g = key_head(row);
-    const int64_t from = int64_t{g} * p.head_dim + col;
-    return {p.rows[g * p.tokens + t], load_pack<kWidth>(p.k.row(t) + from),
-            load_pack<kWidth>(p.v.row(t) + from)};
-  }
-  template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Loaded<kWidth>& loaded) const {
-    if (loaded.row < 0) return;
-    const int64_t t = token(row);
-    const int g = key_head(row);
-    require(loaded.row < p.pages.most * kPageKeys);
-    const int at = loaded.row % kPageKeys;
-    auto* const page = static_cast<bf16*>(page_of(p.pages.of_head(0, g), loaded.row));
-    store_pack(page + at * p.head_dim + col, loaded.k);
-    store_pack(page + (kPageKeys + at) * p.head_dim + col, loaded.v);
-    if (col != 0) return;
-    const int group = p.heads / p.key_heads;
-    auto* const gates = reinterpret_cast<float*>(page + 2 * kPageKeys * p.head_dim) + at * group;
-    for (int i = 0; i < group; ++i) gates[i] = p.gate.row(t)[g * group + i];
-  }
-};
+// A thread copies kWidth channels of the key and value of one token and head.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads) store_keys_kernel(const StoreKeys p, int64_t packs) {
+  const int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (pack >= packs) return;
+  const int64_t of_row = p.head_dim / kWidth;
+  const int64_t key = pack / of_row;  // of all tokens' heads
+  const int64_t col = (pack - key * of_row) * kWidth;
+  const int64_t t = key / p.key_heads;
+  const auto g = static_cast<int>(key - t * p.key_heads);
+  const int row = p.rows[g * p.tokens + t];
+  if (row < 0) return;
+  require(row < p.pages.most * kPageKeys);
+  const int at = row % kPageKeys;
+  auto* const page = static_cast<bf16*>(page_of(p.pages.of_head(0, g), row));
+  const int64_t from = int64_t{g} * p.head_dim + col;
+  store_pack(page + at * p.head_dim + col, load_pack<kWidth>(p.k.row(t) + from));
+  store_pack(page + (kPageKeys + at) * p.head_dim + col, load_pack<kWidth>(p.v.row(t) + from));
+  if (col != 0) return;
+  const int group = p.heads / p.key_heads;
+  auto* const gates = reinterpret_cast<float*>(page + 2 * kPageKeys * p.head_dim) + at * group;
+  for (int i = 0; i < group; ++i) gates[i] = p.gate.row(t)[g * group + i];
+}
 
-__global__ void __launch_bounds__(kElementwiseThreads) place_keys_kernel(const PlaceKeys p) {
-  const int64_t at = int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x;
+__global__ void __launch_bounds__(kThreads) place_keys_kernel(const PlaceKeys p) {
+  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (at >= p.batch * p.key_heads) return;
   const int64_t b = at / p.key_heads;
   const auto g = static_cast<int>(at - b * p.key_heads);
@@ -101,21 +91,26 @@ __global__ void __launch_bounds__(kElementwiseThreads) place_keys_kernel(const P
 
 void launch(cudaStream_t stream, const KeepKeys& p) {
   if (p.key_heads == 0) return;
-  keep_keys_kernel<<<static_cast<unsigned>(p.key_heads), kScanThreads, 0, stream>>>(p);
-  check_launch("keep_keys");
+  launch_early("keep_keys", /*early=*/false, stream, keep_keys_kernel,
+               {dim3(static_cast<unsigned>(p.key_heads)), kScanThreads}, p);
 }
 
 void launch(cudaStream_t stream, const StoreKeys& p) {
+  if (p.tokens == 0) return;
   const bool vectors = p.head_dim % 8 == 0 && vectors_fit<8>(p.k, p.v);
-  launch_elementwise<8>(stream, "store_keys", p.tokens * p.key_heads, p.head_dim, vectors,
-                        StoreKeysOp{p});
+  with_width<8>(vectors, [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    const int64_t packs = p.tokens * p.key_heads * (p.head_dim / kWidth);
+    launch_early("store_keys", /*early=*/false, stream, store_keys_kernel<kWidth>,
+                 {dim3(blocks(packs, kThreads)), kThreads}, p, packs);
+  });
 }
 
 void launch(cudaStream_t stream, const PlaceKeys& p) {
   const int64_t rows = p.batch * p.key_heads;
   if (rows == 0) return;
-  place_keys_kernel<<<blocks(rows, kElementwiseThreads), kElementwiseThreads, 0, stream>>>(p);
-  check_launch("place_keys");
+  launch_early("place_keys", /*early=*/false, stream, place_keys_kernel,
+               {dim3(blocks(rows, kThreads)), kThreads}, p);
 }
 
 }  // namespace sbtrain::kernels
