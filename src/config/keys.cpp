@@ -109,7 +109,8 @@ const std::vector<Synonym>& synonyms() {
       {"model.attention.window", {"sliding_window", "window_size"}},
       {"train.sequence_length",
        {"seq_len", "seq_length", "max_seq_len", "max_seq_length", "block_size", "context_length",
-        "max_length", "n_ctx", "n_positions", "max_position_embeddings"}},
+        "context_size", "ctx_len", "max_length", "n_ctx", "n_positions",
+        "max_position_embeddings"}},
       {"train.micro_batch",
        {"micro_batch_size", "per_device_train_batch_size", "device_batch_size"}},
       {"train.batch",
@@ -144,9 +145,16 @@ const std::vector<Synonym>& synonyms() {
   return kSynonyms;
 }
 
+// `word` as keys have it, where an option has dashes.
+std::string with_underscores(std::string_view word) {
+  std::string result(word);
+  std::ranges::replace(result, '-', '_');
+  return result;
+}
+
 // The key that `word` means in other trainers; empty if it means none there.
-std::string key_of_others(std::string word) {
-  std::ranges::replace(word, '-', '_');  // as options have it
+std::string key_of_others(std::string_view name) {
+  const std::string word = with_underscores(name);
   for (const Synonym& synonym : synonyms()) {
     if (std::ranges::count(synonym.names, word) > 0) return std::string(synonym.key);
   }
@@ -232,10 +240,11 @@ const Key* find_key(std::string_view path) {
 }
 
 const Key* find_key_ending(std::string_view word) {
-  const auto ends = [&](const Key& key) { return split_path(key.path).back() == word; };
+  const std::string name = with_underscores(word);
+  const auto ends = [&](const Key& key) { return split_path(key.path).back() == name; };
   const auto found = std::ranges::find_if(all_keys(), ends);
   if (found != all_keys().end()) return &*found;
-  const std::string key = key_of_others(std::string(word));
+  const std::string key = key_of_others(word);
   return key.empty() ? nullptr : find_key(key);
 }
 

@@ -148,6 +148,30 @@ const std::map<std::string, std::vector<nlohmann::json>, std::less<>>& unsupport
       {"top_a", {0}},
       {"watermark", {false}},
       {"stop_sequences", {kNoList}},
+      {"stop_strings", {kNoList}},
+      {"eos_token_id", {}},
+      {"suppress_tokens", {kNoList}},
+      {"begin_suppress_tokens", {kNoList}},
+      {"sequence_bias", {kNoObject, kNoList}},
+      {"forced_bos_token_id", {}},
+      {"forced_eos_token_id", {}},
+      {"force_words_ids", {kNoList}},
+      {"constraints", {kNoList}},
+      {"encoder_no_repeat_ngram_size", {0}},
+      {"exponential_decay_length_penalty", {}},
+      {"guidance_scale", {1}},
+      {"num_return_sequences", {1}},
+      {"max_time", {}},
+      {"dola_layers", {}},
+      {"top_h", {}},
+      {"token_healing", {false}},
+      {"watermarking_config", {}},
+      // SGLang's
+      {"regex", {""}},
+      {"ebnf", {""}},
+      {"stop_regex", {"", kNoList}},
+      {"no_stop_trim", {false}},
+      {"custom_logit_processor", {""}},
       // llama.cpp's
       {"n_predict", {}},
       {"repeat_penalty", {1}},
@@ -157,7 +181,10 @@ const std::map<std::string, std::vector<nlohmann::json>, std::less<>>& unsupport
       {"mirostat", {0}},
       {"dynatemp_range", {0}},
       {"dry_multiplier", {0}},
-      {"xtc_probability", {0}}};
+      {"xtc_probability", {0}},
+      {"samplers", {}},
+      {"n_indent", {0}},
+      {"t_max_predict_ms", {0, -1}}};
   return fields;
 }
 

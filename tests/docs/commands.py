@@ -108,7 +108,7 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
     "docs/distributed.md": [
         Listed("sbtrain --config configs/1b_sb.yaml", GPU, plan=True),
         Listed("CUDA_VISIBLE_DEVICES=4,5", GPU),
-        Listed("sbatch", SLURM + "; system_slurm runs it without"),
+        Listed("sbatch", SLURM + "; system_slurm runs it without, system_slurm_cluster with"),
         Listed("srun", SLURM, plan=True),
         Listed("mpirun", GPUS, plan=True),
         Listed("torchrun", GPUS, plan=True),

@@ -238,7 +238,12 @@ class Completions(Served):
                  ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
                  ({"add_special_tokens": False}, "add_special_tokens"), ({"typical_p": 0.9}, "typical_p"),
                  ({"do_sample": False}, "do_sample"), ({"messages": []}, "messages"),
-                 ({"repeat_penalty": 1.1}, "repeat_penalty")]
+                 ({"repeat_penalty": 1.1}, "repeat_penalty"), ({"eos_token_id": 5}, "eos_token_id"),
+                 ({"stop_strings": ["a"]}, "stop_strings"), ({"suppress_tokens": [1]}, "suppress_tokens"),
+                 ({"sequence_bias": {"a": 1.0}}, "sequence_bias"), ({"guidance_scale": 1.5}, "guidance_scale"),
+                 ({"num_return_sequences": 2}, "num_return_sequences"), ({"max_time": 1}, "max_time"),
+                 ({"regex": "a*"}, "regex"), ({"ebnf": "root ::= 'a'"}, "ebnf"), ({"stop_regex": "a"}, "stop_regex"),
+                 ({"samplers": ["top_k"]}, "samplers"), ({"t_max_predict_ms": 5}, "t_max_predict_ms")]
         for fields, name in wrong:
             body = {"prompt": "a", "max_tokens": 2, **fields}
             self.assertEqual(self.error(400, "POST", "/v1/completions", body)["param"], name, fields)
@@ -252,7 +257,8 @@ class Completions(Served):
         self.server.complete(prompt="a", max_tokens=1, temperature=0, do_sample=False, use_beam_search=False, num_beams=1,
                              length_penalty=1.0, bad_words=[], guided_json=None, response_format={"type": "text"},
                              skip_special_tokens=True, frequency_penalty=0.0, allowed_token_ids=None, stop_token_ids=[],
-                             min_tokens=1, min_p=0, repetition_penalty=1, ignore_eos=False, some_other_field=7)
+                             min_tokens=1, min_p=0, repetition_penalty=1, ignore_eos=False, some_other_field=7,
+                             guidance_scale=1, num_return_sequences=1, suppress_tokens=[], regex=None)
 
 
 class SpecialTokens(Served):

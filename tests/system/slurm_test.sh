@@ -25,7 +25,7 @@ done
 exit "$CODE"
 EOF
 # scontrol knows a job that ends in LEFT seconds ("unlimited": never) until it is signalled; then Slurm says what AFTER
-# is. REFUSAL is why it does not queue the job again.
+# is. REFUSAL is why it does not queue the job again. If it does, it signals the job's processes, and so itself.
 cat > "$folder/bin/scontrol" << 'EOF'
 #!/bin/sh
 if [ "$1" = show ]; then
@@ -41,6 +41,7 @@ if [ -n "${REFUSAL:-}" ]; then
   echo "$REFUSAL" >&2
   exit 1
 fi
+kill -TERM "$PPID" $$
 EOF
 chmod +x "$folder/bin/srun" "$folder/bin/scontrol"
 
@@ -63,6 +64,7 @@ expect() {
   [[ $status == "$2" ]] || fail "$1: exit status $status, not $2"
   if [[ $3 == again ]]; then
     [[ $(grep -c "^scontrol requeue 17$" "$folder/calls") == 1 ]] || fail "$1: not queued again"
+    [[ -n ${REFUSAL:-} ]] || grep -q "; the job is queued again$" "$folder/log" || fail "$1: it does not say so"
   else
     ! grep -q "^scontrol requeue" "$folder/calls" || fail "$1: queued again"
   fi

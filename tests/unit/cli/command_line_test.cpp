@@ -113,6 +113,8 @@ TEST(CommandLine, UsageErrors) {
        "unknown option '--lr' of 'sbtrain config show'; did you mean '--train.lr'?"},
       {{"--learning-rate=3e-4"},
        "unknown option '--learning-rate' of 'sbtrain train'; did you mean '--train.lr'?"},
+      {{"--weight-decay=0.1"},
+       "unknown option '--weight-decay' of 'sbtrain train'; did you mean '--train.weight_decay'?"},
       {{"--max_steps", "9"},
        "unknown option '--max_steps' of 'sbtrain train'; did you mean '--stages.0.length'?"},
       {{"config", "show", "stray"}, "unknown argument 'stray' of 'sbtrain config show'"},

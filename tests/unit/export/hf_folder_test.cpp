@@ -624,8 +624,10 @@ TEST(HfImport, ANameOfTheHubIsToldFromAFolder) {
                 .find("`hf download HuggingFaceTB/SmolLM2-135M --local-dir SmolLM2-135M`"),
             std::string::npos)
       << message("HuggingFaceTB/SmolLM2-135M");
+  EXPECT_NE(message("gpt2-medium").find("`hf download gpt2-medium --local-dir gpt2-medium`"),
+            std::string::npos);
   for (const char* path :
-       {"SmolLM2-135M", "/models/SmolLM2-135M", "./models", "a/b/c", "../model"}) {
+       {"SmolLM2-135M", "gpt3", "/models/gpt2", "./models", "a/b/c", "../model"}) {
     EXPECT_EQ(message(path).find("hf download"), std::string::npos) << message(path);
   }
 }
