@@ -21,7 +21,7 @@ class Run:
     text: str
     before: str = ""  # commands that make what the page expects
     env: dict = field(default_factory=dict)
-    smaller: str = ""  # options that are added to those of sbtrain
+    smaller: str = ""  # options of sbtrain that are added, or take the place of those of the same name
     serves: bool = False  # a server: the commands after it wait until it answers
     prints: bool = False  # what it prints is the block that stands below it
     needs: tuple = ()  # it is passed over where one of these is missing
@@ -138,7 +138,8 @@ for name in runs/lengths/seed-{1,2}/{sb,rope} a1 a2 b; do cp lengths.json $name.
         Run("scripts/plot_reach.py", needs=("matplotlib",)),
         Run("sbtrain eval --checkpoint runs/my_run --tasks", smaller="--samples 1"),
         Run("scripts/plot_tasks.py", before="[ -e other.json ] && cp tasks.json other.json", needs=("matplotlib",)),
-        Run("sbtrain data tasks", before="mkdir -p corpus/lengths; build/release/sbtrain tokenizer train"
+        Run("sbtrain data tasks", smaller="--samples 100",
+            before="mkdir -p corpus/lengths; DOCS_SMALLER= build/release/sbtrain tokenizer train"
             " --input corpus/text/train --vocab 2048 --output corpus/lengths/tokenizer.model"),
         Listed("scripts/lengths.sh", GPU + "; system_lengths runs it with a program in place of sbtrain"),
         Run("for run in runs/lengths/seed-*", smaller="--samples 1",
@@ -196,7 +197,7 @@ END"""),
         Listed("build/release/sbtrain bench attention --json", "comes before a command that needs PyTorch and a GPU"),
         Run("build/release/sbtrain bench attention", smaller="--repeats 1 --head-dims 32 --lengths 256 --tokens 256"),
         Run("build/release/sbtrain bench skip --checkpoint runs/lengths/sb --lengths",
-            smaller="--repeats 1 --batches 1 --epsilons 1e-3"),
+            smaller="--repeats 1 --batches 1 --epsilons 1e-3 --lengths 512,2048 --tokens 2048"),
         Run("build/release/sbtrain bench skip", smaller="--repeats 1 --batches 1"),
         Run("scripts/tables.py skip.jsonl", needs=("matplotlib",)),
         Run("build/release/sbtrain bench decode", smaller="--steps 1"),
@@ -230,7 +231,7 @@ pyarrow.parquet.write_table(rows, 'text.parquet')\"""",
         Listed("sbtrain --config configs/lengths_rope.yaml", GPU),
         Run("sbtrain eval --checkpoint runs/rope_4096", smaller="--tokens-per-length 1024"),
         Listed("scripts/needles.sh", GPU + "; system_lengths runs it with a program in place of sbtrain"),
-        Run("sbtrain bench skip", smaller="--repeats 1"),
+        Run("sbtrain bench skip", smaller="--repeats 1 --batches 1 --lengths 512,2048 --tokens 2048"),
         Run("scripts/plot_skip.py", needs=("matplotlib",)),
         Run("sbtrain sweep configs/sweeps/mqrar_short.yaml", env=MQRAR, smaller=FEW_STEPS, needs=("matplotlib",)),
         Run("for model in sb rope", env=MQRAR),

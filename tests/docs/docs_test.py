@@ -8,7 +8,8 @@
 A command is a statement of a fenced block in the language sh, or a whole block in Python. It is run unless commands.py lists it with a reason, and
 the commands of a block follow each other in one shell. A folder in which they run is laid out like a checkout that has
 been built. What a page speaks of, such as runs/tiny_sb, stands there as a model of a few steps; what is large is made
-small without a change to the text of a command, by variables SBTRAIN_* or by options that are added to the program's.
+small without a change to the text of a command, by variables SBTRAIN_* or by options that are added to the program's
+or take their place.
 """
 
 import os

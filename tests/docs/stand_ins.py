@@ -72,10 +72,15 @@ def write_lines(path, documents):
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="utf-8")
 
 
-# The program, with the options that make the work of a command small.
+# The program, with the options that make the work of a command small, also in place of the command's own.
 PROGRAM = """#!/usr/bin/env bash
 eval "smaller=(${DOCS_SMALLER:-})"
-exec %s "$@" "${smaller[@]}"
+words=()
+while [ $# -gt 0 ]; do
+  if [[ $1 = --* && " ${smaller[*]} " = *" $1 "* ]]; then shift; else words+=("$1"); fi
+  shift
+done
+exec %s "${words[@]}" "${smaller[@]}"
 """
 
 

@@ -277,7 +277,11 @@ void wait_until(const char* what, int64_t detail, std::function<bool()> ready) {
   running_block->wait_until(what, detail, std::move(ready));
 }
 
-const uint64_t* exchange(uint64_t value) {
+namespace {
+
+// The last of a warp's lanes to come calls `complete`, before any of them goes on.
+template <typename Complete>
+const uint64_t* exchange(uint64_t value, const Complete& complete) {
   Fiber& fiber = running_block->current();
   Warp& warp = running_block->warp();
   const size_t side = fiber.exchanges % 2;
@@ -285,10 +289,16 @@ const uint64_t* exchange(uint64_t value) {
   ++fiber.exchanges;
   warp.values[side][static_cast<size_t>(fiber.lane)] = value;
   uint64_t& arrived = warp.arrived[side];
-  ++arrived;
+  if (++arrived == all) complete(warp);
   running_block->wait_for_count("the other lanes; its exchange",
                                 static_cast<int64_t>(fiber.exchanges), arrived, all);
   return warp.values[side].data();
+}
+
+}  // namespace
+
+const uint64_t* exchange(uint64_t value) {
+  return exchange(value, [](Warp&) {});
 }
 
 bool barrier(int id, int threads, bool x) {
@@ -304,29 +314,23 @@ void issue_product(std::function<void()> product) {
 }
 
 void commit_products() {
-  exchange(0);
-  if (lane_index() == 0) {
-    Warp& warp = running_block->warp();
+  exchange(0, [](Warp& warp) {
     warp.groups.push_back(std::move(warp.issued));
     warp.issued.clear();
     if (!running_block->late()) {
       for (const Action& product : warp.groups.back()) product();
       warp.groups.back().clear();
     }
-  }
-  exchange(0);
+  });
 }
 
 void wait_for_products(int pending) {
-  exchange(0);
-  if (lane_index() == 0) {
-    auto& groups = running_block->warp().groups;
-    while (groups.size() > static_cast<size_t>(pending)) {
-      for (const Action& product : groups.front()) product();
-      groups.pop_front();
+  exchange(0, [pending](Warp& warp) {
+    while (warp.groups.size() > static_cast<size_t>(pending)) {
+      for (const Action& product : warp.groups.front()) product();
+      warp.groups.pop_front();
     }
-  }
-  exchange(0);
+  });
 }
 
 }  // namespace sbtrain::emulation

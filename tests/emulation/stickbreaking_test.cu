@@ -352,7 +352,7 @@ TEST(EmulatedStickBreaking, FoldedScale) {
 template <int kD, bool kFewTiles = false>
 void check_segments(bool gated = false) {
   for (const std::vector<int32_t>& documents :
-       std::vector<std::vector<int32_t>>{{900}, {100, 700, 30}}) {
+       std::vector<std::vector<int32_t>>{{800}, {100, 660, 40}}) {
     for (const auto& [skip_epsilon, heads] :
          {std::pair{0.0f, Heads{}}, std::pair{0x1p-24f, Heads{}},
           std::pair{0x1p-24f, Heads{4, 2}}}) {
@@ -368,6 +368,8 @@ void check_segments(bool gated = false) {
         if (segment > x.tokens() && x.group == 1) continue;  // there are no segments
         x.cut_into_segments(segment);
         for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
+          // Once for each shape, as sticks that end early let a segment begin with nothing to do.
+          if (timing == Timing::kAtOnce && (skip_epsilon == 0 || steps > 1)) continue;
           SCOPED_TRACE(describe_case(documents, timing) + ", epsilon " +
                        std::to_string(skip_epsilon) + ", groups of " + std::to_string(x.group) +
                        ", segments of " + std::to_string(segment));
