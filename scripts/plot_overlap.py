@@ -87,7 +87,7 @@ def draw(rows, places, width, title, output):
     set_title(panels[0][0], title)
     for panel, place in zip(panels[1:], places):
         draw_panel(panel[0], rows, place, place + width)
-    panels[-1][0].set_xlabel("milliseconds from the begin of the step")
+    panels[-1][0].set_xlabel("milliseconds from the beginning of the step")
     kinds = [kind for kind in ORDER if any(row[1] == kind for row in rows)]
     names = {"communication": "waiting"}
     figure.legend(handles=[Patch(color=colour(kind), label=names.get(kind, kind)) for kind in kinds], loc="lower center",
