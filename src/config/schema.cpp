@@ -118,7 +118,7 @@ void describe(Fields& f, TrainConfig& c) {
       "Which tokens of a micro-batch each of the ranks that share it holds. consecutive: one part; "
       "folded: two half parts, as far from the beginning as from the end, so that all read the "
       "same number of keys; each then holds the keys of all while a layer is computed. auto: "
-      "folded where it shares keys more evenly (docs/long_context.md).");
+      "folded where it shares the work more evenly (docs/long_context.md).");
   f.add("reduce_dtype", c.reduce_dtype,
         "The type in which gradients are added up across ranks. bfloat16 halves the traffic and "
         "rounds each sum.");

@@ -41,32 +41,34 @@ void check_batch(const TrainConfig& train, int64_t ranks) {
        train.micro_batch, smaller, takers * train.micro_batch);
 }
 
-double context_balance(const TrainConfig& train, ContextLayout layout) {
+double context_balance(const TrainConfig& train, ContextLayout layout, const TokenCost& cost) {
   const auto ranks = static_cast<int>(train.context_parallel);
   const int64_t chunks = chunks_of_rank(layout) * train.context_parallel;
   const int64_t tokens = train.micro_batch * train.sequence_length / chunks;
+  const int64_t samples = std::min<int64_t>(tokens, 1024);
   double most = 0, all = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    double keys = 0;
+    double work = 0;
     for (const int64_t place : places_of(layout, rank, ranks)) {
-      for (int64_t t = place * tokens; t < (place + 1) * tokens; ++t) {
-        keys += static_cast<double>(t % train.sequence_length);
+      for (int64_t n = 0; n < samples; ++n) {
+        const int64_t token = place * tokens + (2 * n + 1) * tokens / (2 * samples);
+        work += cost(static_cast<double>(token % train.sequence_length));
       }
     }
-    most = std::max(most, keys);
-    all += keys;
+    most = std::max(most, work);
+    all += work;
   }
   return all > 0 ? most * ranks / all : 1.0;
 }
 
-ContextLayout context_layout(const TrainConfig& train) {
+ContextLayout context_layout(const TrainConfig& train, const TokenCost& cost) {
   if (train.context_layout != ContextLayout::kAuto) return train.context_layout;
   constexpr double kGain = 1.05;
   if (train.micro_batch * train.sequence_length % (2 * train.context_parallel) != 0) {
     return ContextLayout::kConsecutive;
   }
-  const bool better = context_balance(train, ContextLayout::kConsecutive) >=
-                      kGain * context_balance(train, ContextLayout::kFolded);
+  const bool better = context_balance(train, ContextLayout::kConsecutive, cost) >=
+                      kGain * context_balance(train, ContextLayout::kFolded, cost);
   return better ? ContextLayout::kFolded : ContextLayout::kConsecutive;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "train/run_config.h"
 
@@ -20,12 +21,15 @@ int most_ranks(const TrainConfig& train, int limit);
 // Throws ExitCode::kConfig, with what would do instead, unless `ranks` ranks can.
 void check_batch(const TrainConfig& train, int64_t ranks);
 
-// Which tokens of a micro-batch its ranks hold: ContextLayout::kAuto is folded where that shares
-// keys more evenly by 5% at least.
-ContextLayout context_layout(const TrainConfig& train);
+// What a token costs that sees so many keys: Transformer::flops_per_token.
+using TokenCost = std::function<double(double keys)>;
 
-// The most keys that one of the ranks reads, divided by the mean, with one document in a row and
-// nothing skipped.
-double context_balance(const TrainConfig& train, ContextLayout layout);
+// Which tokens of a micro-batch its ranks hold: ContextLayout::kAuto is folded where that shares
+// the work more evenly by 5% at least.
+ContextLayout context_layout(const TrainConfig& train, const TokenCost& cost);
+
+// The work of the rank that has the most, divided by the mean, with one document in a row and no
+// key skipped. Chunks of more than 1024 tokens are sampled.
+double context_balance(const TrainConfig& train, ContextLayout layout, const TokenCost& cost);
 
 }  // namespace sbtrain

@@ -109,21 +109,22 @@ std::string describe_duration(double flops, Backend target, const Config& config
       duration_text(flops / (mfu * peak * 1e12)), mfu * 100, peak);
 }
 
-// How the ranks that share sequences share the keys that they read.
-std::string describe_context(const TrainConfig& train) {
+// How the ranks that share sequences share the work.
+std::string describe_context(const TrainConfig& train, const Transformer& model) {
   const int64_t ranks = train.context_parallel;
   if (ranks == 1) return "";
-  const ContextLayout layout = context_layout(train);
+  const auto cost = [&](double keys) { return model.flops_per_token(keys); };
+  const ContextLayout layout = context_layout(train, cost);
   std::string balance;
   for (const ContextLayout one : {ContextLayout::kConsecutive, ContextLayout::kFolded}) {
     const int64_t chunks = chunks_of_rank(one) * ranks;
     if (train.micro_batch * train.sequence_length % chunks != 0) continue;
-    balance += fmt::format("{}{:.2f} {}", balance.empty() ? "" : ", ", context_balance(train, one),
-                           name_of(one));
+    balance += fmt::format("{}{:.2f} {}", balance.empty() ? "" : ", ",
+                           context_balance(train, one, cost), name_of(one));
   }
   return fmt::format(
       "context           {} ranks share a micro-batch, {} tokens each, {}; with one document in a "
-      "row and nothing skipped the busiest reads this many times the keys of the mean: {}\n",
+      "row and nothing skipped the busiest has this many times the work of the mean: {}\n",
       ranks, grouped(train.micro_batch * train.sequence_length / ranks), name_of(layout), balance);
 }
 
@@ -224,7 +225,7 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
                       epochs_text(config, schedule.total_steps()));
   text += describe_missing(config);
   text += describe_duration(causal * static_cast<double>(schedule.total_tokens()), target, config);
-  text += describe_context(train);
+  text += describe_context(train, model);
   text += describe_step_memory(config, target);
   text += describe_schedule(config, schedule);
   if (options.world > 0) text += describe_scale(config, target, options);

@@ -93,7 +93,8 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   if (mesh.context() != nullptr) {
     ring_.emplace(*mesh.context(), *params_.communication(), params_.wait_times());
     context_.ranks = &*ring_;
-    context_.layout = context_layout(config_);
+    context_.layout =
+        context_layout(config_, [&](double keys) { return model.flops_per_token(keys); });
     context_.tokens = tokens_;
     for (const int place : places_of(context_.layout, ring_->place(), ring_->size())) {
       context_.chunks.push_back({.place = place});

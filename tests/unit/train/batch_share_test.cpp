@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "core/error.h"
@@ -69,26 +70,31 @@ TEST(BatchShare, RanksThatShareSequencesCountAsOne) {
 }
 
 // Of N consecutive parts of one row, the last reads 2 - 1/N times the keys of the mean.
-TEST(BatchShare, FoldedPartsShareTheKeysOfARowEvenly) {
+TEST(BatchShare, FoldedPartsShareTheWorkOfARowEvenly) {
+  const TokenCost keys = [](double n) { return n; };
   TrainConfig train = sequences(1, 1);
   train.sequence_length = 4096;
   for (const int64_t ranks : {2, 4, 8}) {
     train.context_parallel = ranks;
     const double n = static_cast<double>(ranks);
-    EXPECT_NEAR(context_balance(train, ContextLayout::kConsecutive), 2 - 1 / n, 1e-3);
-    EXPECT_NEAR(context_balance(train, ContextLayout::kFolded), 1, 1e-9);
-    EXPECT_EQ(context_layout(train), ContextLayout::kFolded);
+    EXPECT_NEAR(context_balance(train, ContextLayout::kConsecutive, keys), 2 - 1 / n, 1e-3);
+    EXPECT_NEAR(context_balance(train, ContextLayout::kFolded, keys), 1, 1e-3);
+    EXPECT_EQ(context_layout(train, keys), ContextLayout::kFolded);
   }
+  // Where what keys cost hardly counts, or there is a window, there is nothing to gain.
+  EXPECT_EQ(context_layout(train, [](double n) { return 1e6 + n; }), ContextLayout::kConsecutive);
+  EXPECT_EQ(context_layout(train, [](double n) { return std::min(n, 8.0); }),
+            ContextLayout::kConsecutive);
   // Ranks that hold whole rows share them evenly as it is, and odd numbers of tokens do not fold.
   train = sequences(4, 4);
   train.context_parallel = 2;
-  EXPECT_EQ(context_layout(train), ContextLayout::kConsecutive);
+  EXPECT_EQ(context_layout(train, keys), ContextLayout::kConsecutive);
   train.context_layout = ContextLayout::kFolded;
-  EXPECT_EQ(context_layout(train), ContextLayout::kFolded);
+  EXPECT_EQ(context_layout(train, keys), ContextLayout::kFolded);
   train = sequences(1, 1);
   train.sequence_length = 99;
   train.context_parallel = 3;
-  EXPECT_EQ(context_layout(train), ContextLayout::kConsecutive);
+  EXPECT_EQ(context_layout(train, keys), ContextLayout::kConsecutive);
 }
 
 }  // namespace
