@@ -127,13 +127,10 @@ TEST(RmsNormBackward, FindsTheLargestGradient) {
   const Owned w = test::random_normal("w", {24}, 0.2, 1);
   const Owned dx = test::random_normal("dx", {37, 24}, 1, 0, 3), dw = test::constant({24}, 0);
   const Owned amax = test::poisoned({1});
-  ops::run(s, ops::RmsNormBackward{.dx_TD = dx,
-                                   .dw_D = dw,
-                                   .dy_TD = dy,
-                                   .x_TD = x,
-                                   .w_D = w,
-                                   .eps = kEps,
-                                   .amax_1 = amax});
+  ops::run(
+      s,
+      ops::RmsNormBackward{
+          .dx_TD = dx, .dw_D = dw, .dy_TD = dy, .x_TD = x, .w_D = w, .eps = kEps, .amax_1 = amax});
   double largest = 0;
   for (const double value : test::to_f64(dx)) largest = std::max(largest, std::fabs(value));
   EXPECT_EQ(*amax.f32(), largest);
