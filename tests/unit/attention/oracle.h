@@ -86,17 +86,18 @@ inline size_t at(const Problem& p, int64_t token, int64_t head) {
 inline size_t key_at(const Problem& p, int64_t token, int64_t head) {
   return static_cast<size_t>((token * (p.heads / p.group) + head / p.group) * p.head_dim);
 }
-// Sixteen sums at a time: with one, each product would wait for the sum before it.
+// So many channels at a time: a loop of a known length needs no ends of its own, and with one sum
+// each product would wait for the sum before it.
+inline constexpr int64_t kTogether = 16;
 inline double dot(const Problem& p, const std::vector<double>& a, size_t i,
                   const std::vector<double>& b, size_t j) {
-  constexpr int64_t kSums = 16;
   const double* const x = a.data() + i;
   const double* const y = b.data() + j;
-  double sums[kSums] = {};
+  double sums[kTogether] = {};
   int64_t c = 0;
-  for (; c + kSums <= p.head_dim; c += kSums) {
+  for (; c + kTogether <= p.head_dim; c += kTogether) {
 #pragma omp simd
-    for (int64_t n = 0; n < kSums; ++n) sums[n] += x[c + n] * y[c + n];
+    for (int64_t n = 0; n < kTogether; ++n) sums[n] += x[c + n] * y[c + n];
   }
   double sum = 0;
   for (const double part : sums) sum += part;
@@ -105,8 +106,14 @@ inline double dot(const Problem& p, const std::vector<double>& a, size_t i,
 }
 inline void axpy(const Problem& p, std::vector<double>& y, size_t i, double w,
                  const std::vector<double>& x, size_t j) {
+  double* const to = y.data() + i;
+  const double* const from = x.data() + j;
+  int64_t c = 0;
+  for (; c + kTogether <= p.head_dim; c += kTogether) {
 #pragma omp simd
-  for (int64_t c = 0; c < p.head_dim; ++c) y[i + c] += w * x[j + c];
+    for (int64_t n = 0; n < kTogether; ++n) to[c + n] += w * from[c + n];
+  }
+  for (; c < p.head_dim; ++c) to[c] += w * from[c];
 }
 
 // Calls body(query, keys, result) for all queries, which adds to the result. `inclusive`: a token
