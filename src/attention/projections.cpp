@@ -1,9 +1,8 @@
 #include "attention/projections.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 #include "ops/attention.h"
@@ -17,11 +16,12 @@ namespace {
 constexpr std::string_view kValue = "v";
 
 std::string name_of_part(std::string_view part, std::string_view tensor) {
-  return fmt::format("self_attn.{}_{}", part, tensor);
+  return std::string("self_attn.").append(part).append("_").append(tensor);
 }
 
 // Each head of d columns `times` times.
-HostMatrix repeat_heads(const HostMatrix& x, int64_t d, int64_t times) {
+HostMatrix repeat_heads(HostMatrix x, int64_t d, int64_t times) {
+  if (times == 1) return x;
   HostMatrix y(x.rows, x.cols * times);
   for (int64_t t = 0; t < y.rows; ++t) {
     for (int64_t c = 0; c < y.cols; ++c) y.row(t)[c] = x.row(t)[c / d / times * d + c % d];
@@ -195,8 +195,8 @@ HostQkv QkvProjection::reference(const HostMatrix& x_TD, const HostWeights& w) c
     rms_norm(x.k, at(w, name_of_part(key_, "norm.weight")), norm_eps_);
   }
   const int64_t group = heads_ / key_heads_;
-  x.k = repeat_heads(x.k, head_dim_, group);
-  x.v = repeat_heads(x.v, head_dim_, group);
+  x.k = repeat_heads(std::move(x.k), head_dim_, group);
+  x.v = repeat_heads(std::move(x.v), head_dim_, group);
   return x;
 }
 

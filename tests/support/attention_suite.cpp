@@ -241,7 +241,8 @@ TEST_P(AttentionSuite, GradientsAreFiniteDifferences) {
       x_TD.values = input;
       return sum + pass.module->auxiliary_loss(x_TD, w);
     };
-    const std::vector<double> dx = numeric_gradient(objective, to_f64(x));
+    const std::vector<double> tokens = to_f64(x);
+    const std::vector<double> dx = numeric_gradient(objective, tokens);
     EXPECT_LT(relative_error(pass.dx, dx), kBound) << "dx";
     for (const TensorSpec& spec : pass.w.specs) {
       std::vector<double>& values = w.at(spec.name).values;
@@ -249,7 +250,7 @@ TEST_P(AttentionSuite, GradientsAreFiniteDifferences) {
       const std::vector<double> expected = numeric_gradient(
           [&](const std::vector<double>& changed) {
             values = changed;
-            return objective(to_f64(x));
+            return objective(tokens);
           },
           before);
       values = before;

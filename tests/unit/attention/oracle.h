@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace sbtrain::test::oracle {
@@ -70,10 +71,12 @@ struct Query {
   int64_t token, head, begin, end;
 };
 
-// The values of one query for each of its keys, from `begin` on.
+// The values of one query for each of its keys, from `begin` on. Stick-breaking keeps sigmoid(z)
+// and sigmoid(-z) in place of z.
 struct Keys {
-  explicit Keys(const Problem& p) : z(p.tokens), a(p.tokens) {}
-  std::vector<double> z, a;
+  explicit Keys(const Problem& p)
+      : z(p.tokens), a(p.tokens), sigma(p.tokens), complement(p.tokens) {}
+  std::vector<double> z, a, sigma, complement;
 };
 
 inline size_t at(const Problem& p, int64_t token, int64_t head) {
@@ -83,17 +86,34 @@ inline size_t at(const Problem& p, int64_t token, int64_t head) {
 inline size_t key_at(const Problem& p, int64_t token, int64_t head) {
   return static_cast<size_t>((token * (p.heads / p.group) + head / p.group) * p.head_dim);
 }
+// So many channels at a time: a loop of a known length needs no ends of its own, and with one sum
+// each product would wait for the sum before it.
+inline constexpr int64_t kTogether = 16;
 inline double dot(const Problem& p, const std::vector<double>& a, size_t i,
                   const std::vector<double>& b, size_t j) {
+  const double* const x = a.data() + i;
+  const double* const y = b.data() + j;
+  double sums[kTogether] = {};
+  int64_t c = 0;
+  for (; c + kTogether <= p.head_dim; c += kTogether) {
+#pragma omp simd
+    for (int64_t n = 0; n < kTogether; ++n) sums[n] += x[c + n] * y[c + n];
+  }
   double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t c = 0; c < p.head_dim; ++c) sum += a[i + c] * b[j + c];
+  for (const double part : sums) sum += part;
+  for (; c < p.head_dim; ++c) sum += x[c] * y[c];
   return sum;
 }
 inline void axpy(const Problem& p, std::vector<double>& y, size_t i, double w,
                  const std::vector<double>& x, size_t j) {
+  double* const to = y.data() + i;
+  const double* const from = x.data() + j;
+  int64_t c = 0;
+  for (; c + kTogether <= p.head_dim; c += kTogether) {
 #pragma omp simd
-  for (int64_t c = 0; c < p.head_dim; ++c) y[i + c] += w * x[j + c];
+    for (int64_t n = 0; n < kTogether; ++n) to[c + n] += w * from[c + n];
+  }
+  for (; c < p.head_dim; ++c) to[c] += w * from[c];
 }
 
 // Calls body(query, keys, result) for all queries, which adds to the result. `inclusive`: a token
@@ -131,31 +151,41 @@ inline double gate_of(const Problem& p, int64_t token, int64_t head) {
 inline double sigmoid(double z) {
   return 1.0 / (1.0 + std::exp(-z));
 }
+// sigmoid(z) and sigmoid(-z), neither of which cancels.
+inline std::pair<double, double> both_sigmoids(double z) {
+  const double e = std::exp(-std::abs(z));
+  const double larger = 1.0 / (1.0 + e);
+  return z < 0 ? std::pair(e * larger, larger) : std::pair(larger, e * larger);
+}
 // 1 - f sigmoid(z) without cancellation, by 1 - sigmoid(z), which is sigmoid(-z).
 inline double keep(double complement, double f) {
   return (1.0 - f) + f * complement;
 }
 
-// z and A of the keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns the
-// remainder. When less than 1e-40 of the stick is left, the remaining keys on the left are removed
-// from `x`, because they change nothing in fp64. With gates it has to be much less: the gradient of
-// one that is open asks what the keys further left would get if it closed a little.
+// The sigmoids and A of the keys of one query (A_ij = beta_ij prod_{i<k<j} (1 - beta_kj)); returns
+// the remainder. When less than 1e-40 of the stick is left, the remaining keys on the left are
+// removed from `x`, because they change nothing in fp64. With gates it has to be much less: the
+// gradient of one that is open asks what the keys further left would get if it closed a little.
 inline double break_stick(const Problem& p, Query& x, Keys& keys) {
   double left = 1;
   const double least = p.gate.empty() ? 1e-40 : 1e-280;
   const int64_t first = x.begin;
   for (int64_t i = x.end - 1; i >= first; --i) {
     if (left < least) {
-      std::copy(keys.z.begin() + i + 1 - first, keys.z.begin() + x.end - first, keys.z.begin());
-      std::copy(keys.a.begin() + i + 1 - first, keys.a.begin() + x.end - first, keys.a.begin());
+      for (std::vector<double>* values : {&keys.a, &keys.sigma, &keys.complement}) {
+        const auto begin = values->begin();
+        std::copy(begin + i + 1 - first, begin + x.end - first, begin);
+      }
       x.begin = i + 1;
       break;
     }
     const double f = gate_of(p, i, x.head);
     const double z = p.scale * dot(p, p.q, at(p, x.token, x.head), p.k, key_at(p, i, x.head));
-    keys.z[i - x.begin] = z;
-    keys.a[i - x.begin] = f * sigmoid(z) * left;
-    left *= keep(sigmoid(-z), f);
+    const auto [sigma, complement] = both_sigmoids(z);
+    keys.sigma[i - x.begin] = sigma;
+    keys.complement[i - x.begin] = complement;
+    keys.a[i - x.begin] = f * sigma * left;
+    left *= keep(complement, f);
   }
   return left;
 }
@@ -177,13 +207,12 @@ inline void break_stick_backward(const Problem& p, const Query& x, const Keys& k
   double sum = 0;  // of g over the keys to the left of i
   for (int64_t i = x.begin; i < x.end; ++i) {
     const size_t key = key_at(p, i, x.head);
-    const double z = keys.z[i - x.begin];
     const double g = keys.a[i - x.begin] * (dot(p, p.dout, row, p.v, key) - drem);
-    const double sigma = sigmoid(z);
+    const double sigma = keys.sigma[i - x.begin];
     double dz = g - sigma * (sum + g);
     if (!p.gate.empty()) {
       const double f = gate_of(p, i, x.head);
-      const double complement = sigmoid(-z);
+      const double complement = keys.complement[i - x.begin];
       const double kept = keep(complement, f);
       dz = (g - sum * f * sigma / kept) * complement;
       out.dgate[static_cast<size_t>(i * p.heads + x.head)] += g / f - sum * sigma / kept;
