@@ -185,7 +185,8 @@ MatrixUpdate::MatrixUpdate(const ParamRegistry& registry, const Optimizer& optim
   if (communication_ == nullptr || groups_.empty()) return;
   int64_t part = 0;
   for (const MatrixGroup& group : groups_) part = std::max(part, group.part);
-  for (int i = 0; i < kMatrixGroupsInFlight; ++i) ring_.push_back(allocate(part));
+  const size_t in_flight = std::min<size_t>(kMatrixGroupsInFlight, groups_.size());
+  for (size_t i = 0; i < in_flight; ++i) ring_.push_back(allocate(part));
 }
 
 MatrixUpdate::Arrays MatrixUpdate::allocate(int64_t part) {

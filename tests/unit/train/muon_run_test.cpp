@@ -11,6 +11,7 @@
 #include "support/optimizer_runs.h"
 #include "support/process.h"
 #include "train/plan.h"
+#include "train/scale.h"
 
 namespace sbtrain::test {
 namespace {
@@ -161,6 +162,30 @@ TEST(MuonPlan, KeepsHalfTheStateOfMatrices) {
   EXPECT_EQ(elements(adamw, "adam_"), 2 * elements(result, "model/"));
   EXPECT_EQ(elements(result, "adam_"), elements(adamw, "adam_") - 2 * matrices);
   EXPECT_NE(describe_run(muon(), Backend::kCpu, {}).find("muon_m of"), std::string::npos);
+}
+
+// What travels has room for the groups that are under way at once, and no more: two of a model
+// whose matrices are two groups, never more than three.
+TEST(MuonPlan, HasRoomForTheGroupsUnderWay) {
+  const auto optimizer_bytes = [](const Config& config, int world) {
+    const RankPlan plan = plan_rank(config, Backend::kCuda, {.world = world, .gpus_per_node = 2});
+    return plan.memory.persistent[static_cast<size_t>(MemoryClass::kOptimizer)];
+  };
+  for (const auto& [layers, groups] : {std::pair<int, size_t>{3, 2}, {4, 2}, {8, 4}}) {
+    Config config = muon();
+    config.model.layers = layers;
+    config.model.width = 32;  // heads of 8 channels, which the plan for a GPU takes
+    config.train.sharding = Sharding::kNone;
+    const Transformer transformer(config.model, Recompute::kNone, 1);
+    const auto optimizer = make_optimizer(config.train.optimizer);
+    const auto planned = plan_matrices(transformer.registry(), *optimizer, {.replicas = 2});
+    ASSERT_EQ(planned.size(), groups);
+    int64_t part = 0;
+    for (const MatrixGroup& group : planned) part = std::max(part, group.part);
+    // Of a group, what leaves this rank and what comes back from both, in bf16.
+    const auto room = static_cast<size_t>((1 + 2) * part * 2) * std::min<size_t>(groups, 3);
+    EXPECT_EQ(optimizer_bytes(config, 2) - optimizer_bytes(config, 1), room) << layers;
+  }
 }
 
 // ---- The average of the weights -----------------------------------------------------------------
