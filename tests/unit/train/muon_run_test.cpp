@@ -188,6 +188,43 @@ TEST(MuonPlan, HasRoomForTheGroupsUnderWay) {
   }
 }
 
+// Muon takes the matrices of layers; tables, norms, biases, gates, convolutions and FIRE are
+// AdamW's, whatever the model is made of.
+TEST(MuonMatrices, AreTheProjectionsOfEveryModule) {
+  for (const char* model :
+       {"attention: {type: stickbreaking, forget_gate: true, head_norm: true, remainder: bias,"
+        "            qkv_bias: true}",
+        "attention: {type: softmax, qk_norm: true, qkv_bias: true, output_bias: true}, norm: "
+        "layernorm",
+        "attention: {type: softmax, position: fire}",
+        "attention: {type: softmax, position: fire, shared: true}, tied: true",
+        "attention: {type: softmax, position: none}, position: learned, max_positions: 64, mlp: "
+        "gelu",
+        "attention: {type: coca}", "attention: {type: based}", "attention: {type: rebased}",
+        "attention: [{type: short_conv}, {type: stickbreaking}]"}) {
+    SCOPED_TRACE(model);
+    const Config config = parse_config(
+        fmt::format("model: {{layers: 2, width: 16, inner: 20, heads: 4, vocab: 23, {}}}\n"
+                    "train: {{optimizer: muon, sequence_length: 16, micro_batch: 1, batch: 1}}\n"
+                    "data: {{task: {{type: mqar, pairs: 2}}}}\n"
+                    "stages: [{{name: train, length: 1 steps}}]\n",
+                    model),
+        "test");
+    const Transformer transformer(config.model, Recompute::kNone, 1);
+    const auto optimizer = make_optimizer(config.train.optimizer);
+    int taken = 0;
+    for (const ParamUnit& unit : transformer.registry().units()) {
+      for (const PlacedTensor& tensor : unit.tensors) {
+        const bool matrix = optimizer->takes_matrix(tensor.spec);
+        const bool gate = tensor.name.ends_with("self_attn.gate_proj.weight");  // of a convolution
+        EXPECT_EQ(matrix, tensor.name.ends_with("_proj.weight") && !gate) << tensor.name;
+        taken += matrix ? 1 : 0;
+      }
+    }
+    EXPECT_GE(taken, 2 * 3);
+  }
+}
+
 // ---- The average of the weights -----------------------------------------------------------------
 
 std::vector<float> averaged(const std::vector<float>& average, const std::vector<float>& weights) {
