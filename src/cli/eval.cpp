@@ -162,9 +162,16 @@ struct Evaluation {
   // As many tokens as one micro-batch of the training run.
   int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
   Json header() const {
-    return {{"checkpoint", options.checkpoint},
-            {"name", config.name},
-            {"step", checkpoint.manifest().step}};
+    Json json = {{"checkpoint", options.checkpoint},
+                 {"name", config.name},
+                 {"step", checkpoint.manifest().step}};
+    if (options.ema) json["ema"] = true;
+    return json;
+  }
+  // Which weights are evaluated.
+  std::string step() const {
+    return fmt::format("step {}{}", checkpoint.manifest().step,
+                       options.ema ? ", average of the weights" : "");
   }
   // Whether this rank is the one that shows the results.
   bool shows() const { return ranks.rank() == 0; }
@@ -283,8 +290,8 @@ void evaluate_rows(const Evaluation& run) {
     write_json(options, json);
     if (options.prints_json()) return;
   }
-  print_result(fmt::format("step {}, {} tokens predicted in sequences of {}, {:.1f} s",
-                           run.checkpoint.manifest().step, result.tokens, length, seconds),
+  print_result(fmt::format("{}, {} tokens predicted in sequences of {}, {:.1f} s", run.step(),
+                           result.tokens, length, seconds),
                result);
   if (options.recall) print_recall(recall);
 }
@@ -433,11 +440,11 @@ void evaluate_sliding(const Evaluation& run) {
     write_json(options, json);
     if (options.prints_json()) return;
   }
-  print_result(fmt::format("step {}, {} tokens of {} documents predicted in windows of {}, one "
-                           "every {}",
-                           run.checkpoint.manifest().step, scores.total.tokens, scores.documents,
-                           options.window, stride),
-               scores.total);
+  print_result(
+      fmt::format("{}, {} tokens of {} documents predicted in windows of {}, one "
+                  "every {}",
+                  run.step(), scores.total.tokens, scores.documents, options.window, stride),
+      scores.total);
   if (options.recall) print_recall(scores.recall);
 }
 
@@ -668,9 +675,9 @@ void evaluate_task(const Evaluation& run) {
     write_json(options, json);
     if (options.prints_json()) return;
   }
-  fmt::print("step {}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n",
-             run.checkpoint.manifest().step, result.labels, task.config().eval_examples,
-             name_of(task.config().type), task.config().pairs, length);
+  fmt::print("{}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n", run.step(),
+             result.labels, task.config().eval_examples, name_of(task.config().type),
+             task.config().pairs, length);
   fmt::print("  loss           {:.4f} nats per label\n", result.loss());
   fmt::print("  accuracy       {:.4f}\n", result.accuracy());
 }

@@ -664,10 +664,12 @@ TEST_F(SystemTest, AnotherOptimizerIsAllowedAndAnAverageIsKept) {
                                           "cpu",  "--tokens",     "512",       "--json"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     EXPECT_EQ(run(arguments), 0) << output_;
-    return nlohmann::json::parse(output_.substr(output_.find('{'))).at("loss").get<double>();
+    return nlohmann::json::parse(output_.substr(output_.find('{')));
   };
-  const double loss = evaluated({});
-  EXPECT_NE(evaluated({"--ema"}), loss);
+  const nlohmann::json of_weights = evaluated({}), of_average = evaluated({"--ema"});
+  EXPECT_NE(of_average.at("loss"), of_weights.at("loss"));
+  EXPECT_FALSE(of_weights.contains("ema"));
+  EXPECT_EQ(of_average.at("ema"), true);
   const auto exported = [&](const std::string& run_folder, const std::string& to,
                             const std::vector<std::string>& more) {
     std::vector<std::string> arguments = {"export", "--checkpoint", path(run_folder), "--output",
@@ -679,6 +681,13 @@ TEST_F(SystemTest, AnotherOptimizerIsAllowedAndAnAverageIsKept) {
   ASSERT_EQ(exported("run", "average", {"--ema"}), 0) << output_;
   EXPECT_NE(read_file(path("weights/model.safetensors")),
             read_file(path("average/model.safetensors")));
+  // The run has validated the weights alone.
+  const std::string card = read_file(path("average/README.md"));
+  EXPECT_NE(read_file(path("weights/README.md")).find("| validation loss | "), std::string::npos);
+  EXPECT_EQ(card.find("| validation loss | "), std::string::npos) << card;
+  EXPECT_NE(card.find("| weights | a running average of the run's, of decay 0.9 |"),
+            std::string::npos)
+      << card;
 
   // Its newest checkpoint has no average any more. It is whole, so the older one, which has an
   // average, is not exported in its place.
