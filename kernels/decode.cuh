@@ -70,7 +70,7 @@ struct Row {
 
 // What a block computes: every parts-th part of the keys that a head of a sequence sees, from the
 // newest part but `part` on.
-struct Job {
+struct WorkTile {
   int head;
   int64_t batch;
   int length;  // of the sequence; in pages, each head has its own
@@ -105,20 +105,20 @@ struct KeyRows<true> {
   const int64_t* of_head;  // the pages
 };
 
-// The head and sequence of a job. Its length arrives late: what does not depend on it comes first.
+// The head and sequence of a tile. Its length arrives late: what does not depend on it comes first.
 template <bool kPaged>
 struct CachedHead {
-  __device__ CachedHead(const Decode& t, const Job& job)
-      : CachedHead(t, job, t.heads == t.key_heads ? 1 : t.heads / t.key_heads) {}
-  __device__ CachedHead(const Decode& t, const Job& job, int group)
-      : head(job.head),
-        batch(job.batch),
-        key_head(group == 1 ? job.head : job.head / group),
+  __device__ CachedHead(const Decode& t, const WorkTile& tile)
+      : CachedHead(t, tile, t.heads == t.key_heads ? 1 : t.heads / t.key_heads) {}
+  __device__ CachedHead(const Decode& t, const WorkTile& tile, int group)
+      : head(tile.head),
+        batch(tile.batch),
+        key_head(group == 1 ? tile.head : tile.head / group),
         column(key_head * t.head_dim),
         rows(t, batch, key_head, column) {
     // Of the heads that share a key, the first one appends it. Divisions take long.
-    appends = t.k.data != nullptr && key_head * group == head && job.part == 0;
-    length = kPaged ? t.lengths[batch * t.key_heads + key_head] : job.length;
+    appends = t.k.data != nullptr && key_head * group == head && tile.part == 0;
+    length = kPaged ? t.lengths[batch * t.key_heads + key_head] : tile.length;
     require(length > 0 && length <= t.capacity);
   }
   // Of the token that the step computes.
@@ -417,9 +417,9 @@ struct WarpSums {
 
 // Leaves what part i gives in the scratch, for join_parts().
 template <typename Head, typename Total>
-__device__ __forceinline__ void leave_part(const Decode& t, const Head& head, const Job& job, int i,
-                                           int channel, const Total& sum) {
-  float* const to = head.scratch(t, job.most_parts, i);
+__device__ __forceinline__ void leave_part(const Decode& t, const Head& head, const WorkTile& tile,
+                                           int i, int channel, const Total& sum) {
+  float* const to = head.scratch(t, tile.most_parts, i);
   if (channel < t.head_dim) to[channel] = sum.y;
   if (channel == 0) to[t.head_dim] = sum.part.a, to[t.head_dim + 1] = sum.part.b;
 }
@@ -427,13 +427,14 @@ __device__ __forceinline__ void leave_part(const Decode& t, const Head& head, co
 // Adds up what `count` parts have left, from the newest on.
 template <typename Attention, typename Head>
 __device__ __forceinline__ typename Attention::Total join_parts(const Attention& attention,
-                                                                const Head& head, const Job& job,
-                                                                int count, int channel) {
+                                                                const Head& head,
+                                                                const WorkTile& tile, int count,
+                                                                int channel) {
   const Decode& t = attention.p.t;
   const int d = t.head_dim;
   typename Attention::Total total;
   for (int i = count - 1; i >= 0 && !attention.complete(total); --i) {
-    const float* const from = head.scratch(t, job.most_parts, i);
+    const float* const from = head.scratch(t, tile.most_parts, i);
     total.add({__ldcg(from + d), __ldcg(from + d + 1)},
               channel < d ? __ldcg(from + channel) : 0.0f);
   }
@@ -448,7 +449,7 @@ __device__ __forceinline__ typename Attention::Total join_parts(const Attention&
 // query is there: twice kKeys are under way, and kAhead batches more of the first part, since what
 // is asked for after the wait queues behind the weights that the next kernels have asked for.
 template <int kLanes, bool kVectors, int kKeys, int kAhead, typename Attention>
-__device__ __forceinline__ void attend_cached(const Attention& attention, const Job& job) {
+__device__ __forceinline__ void attend_cached(const Attention& attention, const WorkTile& tile) {
   constexpr int kGroups = kThreads / kLanes;
   using Total = typename Attention::Total;
   __shared__ WarpSums<kLanes, Attention> sums;
@@ -460,10 +461,10 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
 
   Stamps stamps;
   stamps.take(0);
-  const CachedHead<Attention::kPaged> head(t, job);
+  const CachedHead<Attention::kPaged> head(t, tile);
   const Range seen = attention.seen(head);
   const int count = decode_parts(seen.count());
-  const int newest_part = count - 1 - job.part;
+  const int newest_part = count - 1 - tile.part;
   const auto keys_of = [&](int part) { return seen.part(part, count).part(group, kGroups); };
   Range keys = keys_of(max(newest_part, 0));
   GroupKeys<kLanes, kVectors, Attention::kPaged, kKeys, kAhead> group_keys(head, d);
@@ -491,7 +492,7 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
     head.o(t)[channel] = __float2bfloat16_rn(attention.result(head, of, channel));
   };
   Total total;  // of the parts so far, without their values
-  for (int i = newest_part; i >= 0; i -= job.parts) {
+  for (int i = newest_part; i >= 0; i -= tile.parts) {
     if (i < newest_part) {
       load_first();
       group_keys.begin_next_part();
@@ -513,20 +514,20 @@ __device__ __forceinline__ void attend_cached(const Attention& attention, const 
       if (threadIdx.x == 0) stamps.keep(0, 0);
       return;
     }
-    leave_part(t, head, job, i, channel, sum);
+    leave_part(t, head, tile, i, channel, sum);
     // A block that has the head for itself knows what the newer parts leave.
     total.add(sum.part, 0.0f);
-    if (job.parts == 1 && attention.complete(total)) break;
-    if (i >= job.parts) keys = keys_of(i - job.parts);
+    if (tile.parts == 1 && attention.complete(total)) break;
+    if (i >= tile.parts) keys = keys_of(i - tile.parts);
     __syncthreads();  // all have read the sums of the warps
   }
-  if (job.parts == 1) {
+  if (tile.parts == 1) {
     __syncthreads();
   } else {
-    const int blocks = min(job.parts, count);
+    const int blocks = min(tile.parts, count);
     if (!last_to_arrive(t.arrived + head.batch * t.heads + head.head, blocks)) return;
   }
-  store(join_parts(attention, head, job, count, channel));
+  store(join_parts(attention, head, tile, count, channel));
 }
 
 inline bool has_vectors(const Decode& t) {

@@ -123,7 +123,7 @@ class CheckpointReader {
   const std::string& config_yaml() const { return config_yaml_; }
 
   // From now on the average of the weights (train.ema) is what is read as the weights. Throws
-  // ExitCode::kNoCheckpoint if the run has kept none.
+  // ExitCode::kConfig if there is none: the checkpoint is whole, and none older is to replace it.
   void use_average();
 
   // A tensor is named by its kind, kModelKind or a state of the optimizer, and its parameter.

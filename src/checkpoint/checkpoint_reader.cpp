@@ -176,8 +176,9 @@ std::string CheckpointReader::key(std::string_view kind, std::string_view name) 
 
 void CheckpointReader::use_average() {
   if (names(kAverageKind).empty()) {
-    fail(ExitCode::kNoCheckpoint,
-         "{}: it has no average of the weights: the run has not kept one (train.ema)",
+    fail(ExitCode::kConfig,
+         "{}: it has no average of the weights: the run kept none when it was saved (train.ema). "
+         "Leave --ema out, or name a checkpoint that has one; `sbtrain ckpt ls` says which do",
          folder_.string());
   }
   weights_ = kAverageKind;

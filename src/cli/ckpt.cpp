@@ -1,9 +1,13 @@
 // sbtrain ckpt ls | verify: lists the checkpoints of a run and checks them for damage.
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -52,10 +56,22 @@ std::string optimizer_of(const Manifest& manifest) {
   return found != manifest.fingerprints.end() ? found->second : TrainConfig{}.optimizer.type;
 }
 
+// What is kept beside the weights: the optimizer's state and the average of the weights.
+std::string state_of(const Manifest& manifest) {
+  std::set<std::string> kinds;
+  for (const ManifestFile& file : manifest.files) {
+    for (const ManifestTensor& tensor : file.tensors) {
+      kinds.insert(tensor.key.substr(0, tensor.key.find('/')));
+    }
+  }
+  kinds.erase(kModelKind);
+  return fmt::format("{}", fmt::join(kinds, ", "));
+}
+
 ExitCode run_ls(const CkptOptions& options) {
   const std::vector<CheckpointInfo> list = checkpoints_in(options.path);
-  fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} {}\n", "step", "tokens", "size", "world",
-             "age", "optimizer", "manifest");
+  fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} {:<8}  {}\n", "step", "tokens", "size",
+             "world", "age", "optimizer", "manifest", "state");
   for (const CheckpointInfo& info : list) {
     if (!info.problem.empty()) {
       fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} bad: {}\n", info.step, "-", "-", "-", "-",
@@ -63,9 +79,9 @@ ExitCode run_ls(const CkptOptions& options) {
       continue;
     }
     const Manifest& manifest = info.manifest;
-    fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} ok\n", info.step, manifest.tokens,
+    fmt::print("{:>10} {:>16} {:>10} {:>6} {:>8}  {:<9} {:<8}  {}\n", info.step, manifest.tokens,
                human_bytes(manifest.bytes()), manifest.world, age_of(manifest.created),
-               optimizer_of(manifest));
+               optimizer_of(manifest), "ok", state_of(manifest));
   }
   return ExitCode::kDone;
 }

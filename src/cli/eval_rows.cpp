@@ -58,8 +58,8 @@ void evaluate_rows(const Evaluation& run) {
     write_json(options, json);
     if (options.prints_json()) return;
   }
-  print_result(fmt::format("step {}, {} tokens predicted in sequences of {}, {:.1f} s",
-                           run.checkpoint.manifest().step, result.tokens, length, seconds),
+  print_result(fmt::format("{}, {} tokens predicted in sequences of {}, {:.1f} s", run.step(),
+                           result.tokens, length, seconds),
                result);
   if (options.recall) print_recall(recall);
 }

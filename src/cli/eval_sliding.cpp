@@ -34,11 +34,11 @@ void evaluate_sliding(const Evaluation& run) {
     write_json(options, json);
     if (options.prints_json()) return;
   }
-  print_result(fmt::format("step {}, {} tokens of {} documents predicted in windows of {}, one "
-                           "every {}",
-                           run.checkpoint.manifest().step, scores.total.tokens, scores.documents,
-                           options.window, stride),
-               scores.total);
+  print_result(
+      fmt::format("{}, {} tokens of {} documents predicted in windows of {}, one "
+                  "every {}",
+                  run.step(), scores.total.tokens, scores.documents, options.window, stride),
+      scores.total);
   if (options.recall) print_recall(scores.recall);
 }
 

@@ -30,9 +30,9 @@ void evaluate_task(const Evaluation& run) {
     write_json(options, json);
     if (options.prints_json()) return;
   }
-  fmt::print("step {}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n",
-             run.checkpoint.manifest().step, result.labels, task.config().eval_examples,
-             name_of(task.config().type), task.config().pairs, length);
+  fmt::print("{}, {} labels of {} held-out examples of {} with {} pairs in {} tokens\n", run.step(),
+             result.labels, task.config().eval_examples, name_of(task.config().type),
+             task.config().pairs, length);
   fmt::print("  loss           {:.4f} nats per label\n", result.loss());
   fmt::print("  accuracy       {:.4f}\n", result.accuracy());
 }

@@ -100,9 +100,16 @@ size_t Evaluation::room() const {
 }
 
 Json Evaluation::header() const {
-  return {{"checkpoint", options.checkpoint},
-          {"name", config.name},
-          {"step", checkpoint.manifest().step}};
+  Json json = {{"checkpoint", options.checkpoint},
+               {"name", config.name},
+               {"step", checkpoint.manifest().step}};
+  if (options.ema) json["ema"] = true;
+  return json;
+}
+
+std::string Evaluation::step() const {
+  return fmt::format("step {}{}", checkpoint.manifest().step,
+                     options.ema ? ", average of the weights" : "");
 }
 
 void fail_without_data() {

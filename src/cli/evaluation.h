@@ -85,6 +85,8 @@ struct Evaluation {
   // As many tokens as one micro-batch of the training run.
   int64_t tokens_at_once() const { return config.train.micro_batch * config.train.sequence_length; }
   Json header() const;
+  // Which weights are evaluated.
+  std::string step() const;
   // Whether this rank is the one that shows the results.
   bool shows() const { return ranks.rank() == 0; }
   std::string_view rope_scaling() const { return options.rope.name(); }

@@ -50,6 +50,7 @@ void export_checkpoint(const ExportOptions& options, const CheckpointReader& che
              .tokenizer = tokenizer,
              .tokenizer_hash = text.tokenizer_hash,
              .starts_with_bos = text.starts_with_bos,
+             .average = options.ema,
              .shard_bytes = static_cast<uint64_t>(options.shard_gb * 1e9),
              .check = [&](const std::filesystem::path& folder) {
                if (!options.verify) return;

@@ -218,7 +218,8 @@ void export_hf(const CheckpointReader& checkpoint, const Config& config, const H
     }
     write_index(storage, folder, shards);
     write_configs(storage, folder, layout, tokenizer, options.tokenizer_hash);
-    write_text(storage, folder / "README.md", model_card(checkpoint, config, layout));
+    write_text(storage, folder / "README.md",
+               model_card(checkpoint, config, layout, options.average));
     storage.sync_folder(folder);
     if (options.check) options.check(folder);
     storage.rename(folder, output);

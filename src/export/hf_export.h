@@ -19,6 +19,7 @@ struct HfExportOptions {
   std::string tokenizer{};       // model file; empty: none is known
   std::string tokenizer_hash{};  // of the text of training; empty: that of `tokenizer`
   bool starts_with_bos = false;  // documents began with bos in training
+  bool average = false;  // the checkpoint reads the average of the weights, as the card says
   uint64_t shard_bytes = 5'000'000'000;
   // Called when all is written and before it has its final name; what it throws undoes the export.
   std::function<void(const std::filesystem::path& folder)> check{};

@@ -69,7 +69,7 @@ int64_t parameters_of(const HfLayout& layout) {
 }  // namespace
 
 std::string model_card(const CheckpointReader& checkpoint, const Config& config,
-                       const HfLayout& layout) {
+                       const HfLayout& layout, bool average) {
   const Manifest& manifest = checkpoint.manifest();
   // Without it both calls ask on a terminal whether the folder's code may run.
   const char* trust = layout.own_code ? ", trust_remote_code=True" : "";
@@ -83,7 +83,10 @@ std::string model_card(const CheckpointReader& checkpoint, const Config& config,
       "| | |\n|---|---|\n| steps | {} |\n| tokens trained on | {} |\n| data | {} |\n",
       config.name, parameters_of(layout), version(), layout.architecture, trust, trust,
       manifest.step, manifest.tokens, data_of(config));
-  if (const auto validation = last_validation(checkpoint)) {
+  if (average) {
+    text += fmt::format("| weights | a running average of the run's, of decay {} |\n",
+                        config.train.ema);
+  } else if (const auto validation = last_validation(checkpoint)) {
     text += fmt::format("| validation loss | {:.4f} nats per token, at step {} |\n",
                         validation->loss, validation->step);
   }

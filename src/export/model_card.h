@@ -10,8 +10,9 @@
 namespace sbtrain {
 
 // What the model is, what it was trained on, how far and to what loss, as the checkpoint, its
-// configuration and the metrics of its run folder say.
+// configuration and the metrics of its run folder say. `average`: the weights are the average of
+// the run's, which has no validation loss.
 std::string model_card(const CheckpointReader& checkpoint, const Config& config,
-                       const HfLayout& layout);
+                       const HfLayout& layout, bool average);
 
 }  // namespace sbtrain

@@ -20,22 +20,22 @@ struct Matrix {
 };
 
 // The elements of a matrix that lie in a rank's shard, from the start of the matrix.
-struct Part {
+struct Piece {
   int shard = 0;
   int64_t begin = 0, size = 0;
 };
-std::vector<Part> parts_of(const Matrix& matrix, const ParamUnit& unit, int shards) {
+std::vector<Piece> pieces_of(const Matrix& matrix, const ParamUnit& unit, int shards) {
   const int64_t size = unit.size / shards;
   const int64_t first = matrix.tensor->offset;
   const int64_t last = first + matrix.tensor->stored;
-  std::vector<Part> parts;
+  std::vector<Piece> pieces;
   for (int64_t shard = first / size; shard * size < last; ++shard) {
     const int64_t begin = std::max(first, shard * size);
     const int64_t end = std::min(last, (shard + 1) * size);
-    parts.push_back(
+    pieces.push_back(
         {.shard = static_cast<int>(shard), .begin = begin - first, .size = end - begin});
   }
-  return parts;
+  return pieces;
 }
 
 // How full the parts are that travel between two ranks of a replica.
@@ -75,7 +75,7 @@ double choose_owners(std::vector<Matrix>& matrices, const ParamRegistry& registr
   std::vector<double> work(static_cast<size_t>(ranks.shards * ranks.replicas), 0.0);
   Parts used;
   for (Matrix* matrix : order) {
-    const auto parts = parts_of(*matrix, registry.unit(matrix->unit), ranks.shards);
+    const auto pieces = pieces_of(*matrix, registry.unit(matrix->unit), ranks.shards);
     const double least = *std::ranges::min_element(work);
     int64_t shortest = INT64_MAX;
     size_t chosen = 0;
@@ -84,8 +84,8 @@ double choose_owners(std::vector<Matrix>& matrices, const ParamRegistry& registr
       const int replica = static_cast<int>(rank) / ranks.shards;
       const int owner = static_cast<int>(rank) % ranks.shards;
       int64_t longest = 0;
-      for (const Part& part : parts) {
-        longest = std::max(longest, used.with(replica, part.shard, owner, part.size));
+      for (const Piece& piece : pieces) {
+        longest = std::max(longest, used.with(replica, piece.shard, owner, piece.size));
       }
       if (longest >= shortest) continue;
       shortest = longest;
@@ -94,8 +94,8 @@ double choose_owners(std::vector<Matrix>& matrices, const ParamRegistry& registr
     matrix->replica = static_cast<int>(chosen) / ranks.shards;
     matrix->owner = static_cast<int>(chosen) % ranks.shards;
     work[chosen] += matrix->flops;
-    for (const Part& part : parts) {
-      used.add(matrix->replica, part.shard, matrix->owner, part.size);
+    for (const Piece& piece : pieces) {
+      used.add(matrix->replica, piece.shard, matrix->owner, piece.size);
     }
   }
   return *std::ranges::max_element(work);
@@ -108,17 +108,17 @@ MatrixGroup make_group(int begin, int end, std::vector<Matrix>& matrices,
   Parts parts;
   for (const Matrix& matrix : matrices) {
     OwnedMatrix owned{.tensor = matrix.tensor};
-    for (const Part& part : parts_of(matrix, registry.unit(matrix.unit), ranks.shards)) {
-      const int64_t offset = parts.add(matrix.replica, part.shard, matrix.owner, part.size);
+    for (const Piece& piece : pieces_of(matrix, registry.unit(matrix.unit), ranks.shards)) {
+      const int64_t offset = parts.add(matrix.replica, piece.shard, matrix.owner, piece.size);
       owned.sources.push_back(
-          {.shard = part.shard, .offset = offset, .begin = part.begin, .size = part.size});
-      if (part.shard != ranks.shard) continue;
+          {.shard = piece.shard, .offset = offset, .begin = piece.begin, .size = piece.size});
+      if (piece.shard != ranks.shard) continue;
       group.pieces.push_back({.unit = matrix.unit,
                               .tensor = matrix.tensor,
                               .replica = matrix.replica,
                               .owner = matrix.owner,
                               .offset = offset,
-                              .size = part.size});
+                              .size = piece.size});
     }
     if (matrix.replica == ranks.replica && matrix.owner == ranks.shard) {
       group.owned.push_back(std::move(owned));
@@ -185,7 +185,8 @@ MatrixUpdate::MatrixUpdate(const ParamRegistry& registry, const Optimizer& optim
   if (communication_ == nullptr || groups_.empty()) return;
   int64_t part = 0;
   for (const MatrixGroup& group : groups_) part = std::max(part, group.part);
-  for (int i = 0; i < kMatrixGroupsInFlight; ++i) ring_.push_back(allocate(part));
+  const size_t in_flight = std::min<size_t>(kMatrixGroupsInFlight, groups_.size());
+  for (size_t i = 0; i < in_flight; ++i) ring_.push_back(allocate(part));
 }
 
 MatrixUpdate::Arrays MatrixUpdate::allocate(int64_t part) {

@@ -310,6 +310,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{Sharding::kFull, 4, 1, false, ReduceType::kFloat32, TransferEngine::kCopyEngines},
         Case{Sharding::kHybrid, 8, 4, false, ReduceType::kBfloat16, TransferEngine::kCopyEngines},
         Case{.world = 4, .tied = true, .optimizer = "muon"},
+        Case{.sharding = Sharding::kGrad, .world = 2, .optimizer = "muon"},
         Case{.sharding = Sharding::kNone, .world = 2, .optimizer = "muon"},
         Case{.sharding = Sharding::kHybrid, .world = 4, .node_size = 2, .optimizer = "muon"}),
     [](const auto& info) { return info.param.name(); });

@@ -750,6 +750,69 @@ TEST_F(SystemTest, AnotherModelCannotContinueTheRun) {
       << output_;
 }
 
+// Another optimizer only where that is allowed, with a message; an average of the weights at any
+// time. `ckpt ls` says which checkpoint keeps what.
+TEST_F(SystemTest, AnotherOptimizerIsAllowedAndAnAverageIsKept) {
+  ASSERT_EQ(run_and_signal("run", 12, {SIGTERM}), 85) << output_;
+  EXPECT_EQ(run(training("run", {"--train.optimizer=muon"})), 3);
+  EXPECT_NE(output_.find("train.optimizer: adamw in the checkpoint, muon now"), std::string::npos)
+      << output_;
+  const std::vector<std::string> muon = {"--train.optimizer=muon", "--train.ema=0.9",
+                                         "--checkpoint.allow_changes=[train.optimizer]"};
+  ASSERT_EQ(run(training("run", muon)), 0) << output_;
+  EXPECT_NE(output_.find("was saved with the optimizer adamw, and the run goes on with muon: where "
+                         "it has no muon_m, that begins with zeros"),
+            std::string::npos)
+      << output_;
+  EXPECT_NE(output_.find("has no average of the weights (train.ema): it begins with them"),
+            std::string::npos)
+      << output_;
+
+  const auto evaluated = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "--checkpoint", path("run"), "--device",
+                                          "cpu",  "--tokens",     "512",       "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    EXPECT_EQ(run(arguments), 0) << output_;
+    return nlohmann::json::parse(output_.substr(output_.find('{')));
+  };
+  const nlohmann::json of_weights = evaluated({}), of_average = evaluated({"--ema"});
+  EXPECT_NE(of_average.at("loss"), of_weights.at("loss"));
+  EXPECT_FALSE(of_weights.contains("ema"));
+  EXPECT_EQ(of_average.at("ema"), true);
+  const auto exported = [&](const std::string& run_folder, const std::string& to,
+                            const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"export", "--checkpoint", path(run_folder), "--output",
+                                          path(to)};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  ASSERT_EQ(exported("run", "weights", {}), 0) << output_;
+  ASSERT_EQ(exported("run", "average", {"--ema"}), 0) << output_;
+  EXPECT_NE(read_file(path("weights/model.safetensors")),
+            read_file(path("average/model.safetensors")));
+  // The run has validated the weights alone.
+  const std::string card = read_file(path("average/README.md"));
+  EXPECT_NE(read_file(path("weights/README.md")).find("| validation loss | "), std::string::npos);
+  EXPECT_EQ(card.find("| validation loss | "), std::string::npos) << card;
+  EXPECT_NE(card.find("| weights | a running average of the run's, of decay 0.9 |"),
+            std::string::npos)
+      << card;
+
+  // Its newest checkpoint has no average any more. It is whole, so the older one, which has an
+  // average, is not exported in its place.
+  copy_run("run", "dropped", 50);
+  ASSERT_EQ(run(training("dropped", {"--train.optimizer=muon"})), 0) << output_;
+  EXPECT_EQ(run({"ckpt", "ls", path("dropped")}), 0) << output_;
+  EXPECT_NE(output_.find("muon      ok        adam_m, adam_v, muon_m\n"), std::string::npos)
+      << output_;
+  EXPECT_NE(output_.find("muon      ok        adam_m, adam_v, ema, muon_m\n"), std::string::npos)
+      << output_;
+  EXPECT_EQ(exported("dropped", "none", {"--ema"}), 3) << output_;
+  EXPECT_NE(output_.find("step-00000060: it has no average of the weights"), std::string::npos)
+      << output_;
+  EXPECT_FALSE(fs::exists(path("none")));
+}
+
 // Neither the records after the step that it would have gone back to nor the run's configuration
 // and tokenizer are lost, and the order to go back stays to be obeyed.
 TEST_F(SystemTest, AStartThatItsDataRefusesChangesNoFileOfTheRun) {

@@ -52,6 +52,32 @@ int64_t moved(const RankPlan& plan, Collective collective, GroupLayout group) {
   return bytes;
 }
 
+// Keys and values of a group of heads are kept once, in bf16, from the forward to the backward pass
+// of each layer: nothing of the plan has them for every head.
+TEST(Scale, GroupsOfHeadsSaveTheMemoryOfTheirKeysAndValues) {
+  constexpr int64_t kTokens = 4096, kHeads = 8, kKeyHeads = 2, kHeadDim = 64, kLayers = 4;
+  for (const char* type : {"stickbreaking", "softmax"}) {
+    Config config = small();
+    config.model.layers = kLayers;
+    config.model.heads = kHeads;
+    config.model.width = kHeads * kHeadDim;
+    config.model.attention = {{.type = type}};
+    config.train.sequence_length = kTokens;
+    const auto attention_bytes = [&](int64_t key_heads) {
+      config.model.kv_heads = key_heads;
+      const MemoryReport report = plan_memory(config, Backend::kCuda);
+      size_t most = 0;
+      for (const MemoryReport::Program& program : report.programs) {
+        most = std::max(most, program.at_peak[static_cast<size_t>(MemoryClass::kAttention)]);
+      }
+      return most;
+    };
+    EXPECT_GE(attention_bytes(kHeads) - attention_bytes(kKeyHeads),
+              kLayers * 2 * (kHeads - kKeyHeads) * kHeadDim * kTokens * 2)
+        << type;
+  }
+}
+
 // Moments are f32 of what a rank owns: an eighth, a half within a node, or all.
 TEST(Scale, ARankHoldsItsShareOfTheMoments) {
   const size_t whole = persistent(plan(Sharding::kNone), MemoryClass::kOptimizer);
