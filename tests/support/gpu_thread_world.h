@@ -127,12 +127,16 @@ class GpuThreadRank : public Communicator {
     std::string message(sizeof(Call), '\0');
     std::memcpy(message.data(), &mine, sizeof(Call));
     const std::vector<std::string> all = host_.all_gather(message + what);
-    Calls calls(all.size());
+    // All ranks throw where calls differ, and the first one to end destroys its events: none of
+    // them may be used before.
     for (size_t r = 0; r < all.size(); ++r) {
       if (const std::string other = all[r].substr(sizeof(Call));
           other != all[0].substr(sizeof(Call)))
         fail(ExitCode::kInternal, "rank 0 calls {}, but rank {} calls {}",
              all[0].substr(sizeof(Call)), r, other);
+    }
+    Calls calls(all.size());
+    for (size_t r = 0; r < all.size(); ++r) {
       std::memcpy(&calls[r], all[r].data(), sizeof(Call));
       SBTRAIN_CUDA_CHECK(cudaStreamWaitEvent(s.queue(), calls[r].ready, 0));
     }
