@@ -60,6 +60,7 @@ std::string part_of(const std::string& op) {
   const auto has = [&](const char* text) { return op.find(text) != std::string::npos; };
   if (has("cross_entropy")) return "loss";
   if (is_matrix_product(op)) return "matrix products";
+  if (op == "amax" || has("fp8")) return "casts to fp8";
   if (op == ContextRing::kAwait) return "waits for keys";
   if (op == "await" || op == "all_reduce") return "communication";
   if (op == "await_offload") return "offload";

@@ -658,6 +658,18 @@ TEST_F(SystemTest, BenchTrainSaysWhatShareOfTheKeysIsRead) {
   EXPECT_EQ(offload.at("keys_read"), some.at("keys_read"));
 }
 
+TEST_F(SystemTest, BenchTrainTellsCastsFromAttention) {
+  for (const bool fp8 : {false, true}) {
+    ASSERT_EQ(run({"bench", "train", "--config", path("config.yaml"), "--json", "--steps=1",
+                   fp8 ? "--train.precision=fp8" : "--train.precision=bf16"}),
+              0)
+        << output_;
+    const nlohmann::json parts =
+        nlohmann::json::parse(output_.substr(output_.find('{'))).at("parts");
+    EXPECT_EQ(parts.contains("casts to fp8"), fp8) << parts;
+  }
+}
+
 // Where activations are is no part of a checkpoint: a run may be continued with or without.
 TEST_F(SystemTest, OffloadingChangesNothing) {
   const std::vector<std::string> offload = {"--train.recompute=full",
