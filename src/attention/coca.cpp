@@ -98,10 +98,7 @@ class CocaAttention : public Attention {
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
     ops::run(s, ops::CocaKey{
                     .y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = key_params});
-    std::optional<KeyRing> ring;
-    if (sequences.context != nullptr) {
-      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kForward);
-    }
+    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::SoftmaxForward{.o_THd = own.rows(mix_TD),
                                       .lse_HT = own.per_head(mine.lse_HT),

@@ -145,4 +145,10 @@ Tensor KeyRing::gradient(int64_t index) const {
   return all.row_range(share_.chunk_of(place()) * tokens, tokens);
 }
 
+std::optional<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
+                                const Tensor& v, KeyRing::Pass pass) {
+  if (sequences.context == nullptr) return std::nullopt;
+  return std::optional<KeyRing>(std::in_place, s, *sequences.context, k, v, pass);
+}
+
 }  // namespace sbtrain

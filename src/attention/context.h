@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/context_share.h"
@@ -106,5 +107,9 @@ class KeyRing {
   Buffer at_home_;
   Event comes_home_;
 };
+
+// The visits of a pass, or nothing where this rank has all tokens.
+std::optional<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
+                                const Tensor& v, KeyRing::Pass pass);
 
 }  // namespace sbtrain

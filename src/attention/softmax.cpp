@@ -126,10 +126,7 @@ class SoftmaxAttention : public Attention {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, /*query_factor=*/1.0f, mine.x_amax_1);
     rotate(s, x.qk, sequences.positions_T, sequences.rope_length());
-    std::optional<KeyRing> ring;
-    if (sequences.context != nullptr) {
-      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kForward);
-    }
+    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::SoftmaxForward{.o_THd = own.rows(mix_TD),
                                       .lse_HT = own.per_head(mine.lse_HT),

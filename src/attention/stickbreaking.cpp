@@ -176,10 +176,7 @@ class StickBreakingAttention : public Attention {
     const ops::StickBreakingParams params = params_of(s, x_TD.rows());
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor, mine.x_amax_1);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
-    std::optional<KeyRing> ring;
-    if (sequences.context != nullptr) {
-      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kForward);
-    }
+    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::StickBreakingForward{.o_THd = own.rows(heads_TD),
                                             .log2_rem_HT = own.per_head(mine.log2_rem_HT),
@@ -202,10 +199,7 @@ class StickBreakingAttention : public Attention {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const int64_t tokens = x_TD.rows();
     const Qkv x = qkv_.saved(mine.qkv);
-    std::optional<KeyRing> ring;
-    if (sequences.context != nullptr) {
-      ring.emplace(s, *sequences.context, x.k, x.v, KeyRing::Pass::kBackward);
-    }
+    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
     Buffer dheads;
     Tensor dheads_TD = dmix_TD;
     if (head_norm_) {
