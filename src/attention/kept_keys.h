@@ -45,6 +45,8 @@ struct CacheUse {
   int64_t kept = 0;        // of these
   int64_t bytes = 0;       // of the pages of those sequences that have not ended
   int64_t most_bytes = 0;  // that all pages may take
+  // Only where keys were seen.
+  double share_kept() const { return static_cast<double>(kept) / static_cast<double>(seen); }
 };
 
 // Bytes of a key with its value and its gates.

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <deque>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -18,6 +17,7 @@
 #include "core/memory_check.h"
 #include "core/number_text.h"
 #include "data/packing.h"
+#include "eval/reach.h"
 #include "eval/windows.h"
 #include "model/inference/maps.h"
 #include "model/transformer.h"
@@ -177,22 +177,10 @@ class SkippingBench {
     std::vector<KeysRead> layers(static_cast<size_t>(model.config().layers));
     for (const UploadedBatch& batch : batches) {
       const std::vector<KeysRead> more = keys_read(s_, model, params_, batch.tensors);
-      for (size_t l = 0; l < layers.size(); ++l) {
-        layers[l].read += more[l].read;
-        layers[l].visible += more[l].visible;
-      }
+      for (size_t l = 0; l < layers.size(); ++l) layers[l] += more[l];
     }
-    const auto share = [](const KeysRead& keys) {
-      return keys.visible > 0 ? static_cast<double>(keys.read) / static_cast<double>(keys.visible)
-                              : std::numeric_limits<double>::quiet_NaN();
-    };
-    KeysRead all;
-    for (const KeysRead& layer : layers) {
-      all.read += layer.read;
-      all.visible += layer.visible;
-      row.keys_read_by_layer.push_back(share(layer));
-    }
-    row.keys_read = share(all);
+    for (const KeysRead& layer : layers) row.keys_read_by_layer.push_back(share_read(layer));
+    row.keys_read = share_read(all_of(layers));
   }
 
   void measure(SkippingBenchRow& row, const Transformer& model,

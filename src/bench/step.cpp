@@ -9,6 +9,7 @@
 #include "core/device.h"
 #include "core/log.h"
 #include "core/philox.h"
+#include "eval/reach.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
 #include "parallel/make_communicator.h"
@@ -90,14 +91,6 @@ std::vector<BenchResult::Collectives> collectives_of(const Traffic& planned,
                                  row->seconds;
   }
   return out;
-}
-
-// The share of the keys that a batch's attention reads, as BenchResult has it.
-double share_of_keys(const std::vector<KeysRead>& layers) {
-  KeysRead all;
-  for (const KeysRead& layer : layers) all += layer;
-  if (all.visible == 0) return -1;
-  return static_cast<double>(all.read) / static_cast<double>(all.visible);
 }
 
 // What a step of this rank moves.
@@ -215,7 +208,10 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
     result.trace.push_back({"communication", "collective", op});
   }
   if (counts_keys) {
-    result.keys_read = share_of_keys(step.keys_read(counting, batches_of(options.warmup).front()));
+    const std::vector<KeysRead> layers =
+        step.keys_read(counting, batches_of(options.warmup).front());
+    const KeysRead all = all_of(layers);
+    if (all.visible > 0) result.keys_read = share_read(all);
   }
   result.world = world;
   result.collectives = collectives_of(traffic, communication_profile, profiled);

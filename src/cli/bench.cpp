@@ -222,10 +222,9 @@ void print_decode(const DecodeBenchRow& row, bool json) {
                {"prefill_tokens_per_second", row.prefill_tokens_per_second},
                {"parts", parts}};
   if (row.use.seen > 0) {
-    line["cache"] = {
-        {"share_kept", static_cast<double>(row.use.kept) / static_cast<double>(row.use.seen)},
-        {"bytes", row.use.bytes},
-        {"most_bytes", row.use.most_bytes}};
+    line["cache"] = {{"share_kept", row.use.share_kept()},
+                     {"bytes", row.use.bytes},
+                     {"most_bytes", row.use.most_bytes}};
   }
   fmt::print("{}\n", line.dump());
 }

@@ -32,8 +32,7 @@ void add_cache_share(Command command, double& share, const Option& drop_below) {
 }
 
 std::string cache_text(const CacheUse& use) {
-  return fmt::format("{:.1f}% of the keys kept, {:.1f} MB",
-                     100.0 * static_cast<double>(use.kept) / static_cast<double>(use.seen),
+  return fmt::format("{:.1f}% of the keys kept, {:.1f} MB", 100.0 * use.share_kept(),
                      static_cast<double>(use.bytes) / 1e6);
 }
 

@@ -178,7 +178,7 @@ Json TextTaskEvaluation::score(Control& ranks, InferenceModel& model, const Text
   Json json = {{"length", length.tokens}};
   if (use.seen > 0) {
     json["drop_below"] = dropping_.below;
-    json["share_kept"] = static_cast<double>(use.kept) / static_cast<double>(use.seen);
+    json["share_kept"] = use.share_kept();
   }
   json.update(mean_json(mean_score(scores)));
   if (task.has_depth())

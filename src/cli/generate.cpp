@@ -185,11 +185,10 @@ class Generator {
         {"seconds", seconds},
         {"tokens_per_second", static_cast<double>(generated.size()) / seconds}};
     if (use.seen > 0) {
-      json["cache"] = {
-          {"drop_below", options_.dropping.below},
-          {"share_kept", static_cast<double>(use.kept) / static_cast<double>(use.seen)},
-          {"bytes", use.bytes},
-          {"most_bytes", use.most_bytes}};
+      json["cache"] = {{"drop_below", options_.dropping.below},
+                       {"share_kept", use.share_kept()},
+                       {"bytes", use.bytes},
+                       {"most_bytes", use.most_bytes}};
     }
     // What is no UTF-8 becomes U+FFFD.
     fmt::print("{}\n", json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -20,8 +20,7 @@ constexpr size_t kLeastCollective = size_t{1} << 20;  // smaller weights are not
 constexpr size_t kMostSpareOnHost = size_t{1} << 16;
 constexpr const char* kTrainingAdvice =
     "Lower train.micro_batch or train.sequence_length, or set train.recompute: selective or full, "
-    "or "
-    "with it train.offload: activations.";
+    "or with it train.offload: activations.";
 
 }  // namespace
 

@@ -19,8 +19,7 @@ void require_droppable(const Transformer& model, const KeyDropping& dropping) {
   if (!dropping.active() || dropping_layers(model) > 0) return;
   fail(ExitCode::kUsage,
        "--drop-below: no layer of the model has a forget gate (model.attention.forget_gate), "
-       "without "
-       "which a later query may give any weight to any key, so that none can be dropped");
+       "without which a later query may give any weight to any key, so that none can be dropped");
 }
 
 DecodeCache::DecodeCache(Memory& memory, const Transformer& model, int64_t sequences,
