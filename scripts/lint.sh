@@ -38,6 +38,12 @@ all_sources | existing | xargs --no-run-if-empty -P "$(nproc)" -n 64 clang-forma
 
 python3 scripts/one_definition.py src kernels
 
+# Tests of one fixture run at the same time, each in a process of its own.
+if git grep -n 'testing::TempDir' -- tests; then
+  echo "lint: the names above are the same for every process; take a test::TemporaryFolder" >&2
+  exit 1
+fi
+
 if command -v shellcheck >/dev/null; then
   git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run | existing |
     xargs --no-run-if-empty shellcheck

@@ -10,6 +10,7 @@
 
 #include "cli/cli.h"
 #include "config/schema.h"
+#include "support/process.h"
 
 namespace sbtrain::command_line_test {
 namespace {
@@ -176,8 +177,8 @@ TEST(CommandLine, EmptyValuesAreRefused) {
 }
 
 TEST(CommandLine, InputWithoutTextIsNamed) {
-  const fs::path scratch = fs::path(testing::TempDir()) / "no_text";
-  fs::remove_all(scratch);
+  const test::TemporaryFolder temporary;
+  const fs::path& scratch = temporary.path();
   fs::create_directories(scratch / "folder");
   for (const char* file : {"empty.txt", "folder/a.txt", "folder/b.txt"}) {
     const std::ofstream empty(scratch / file);
@@ -207,8 +208,8 @@ TEST(CommandLine, InputWithoutTextIsNamed) {
 
 // A finished folder is renamed to its name, which must be possible before any work is done.
 TEST(CommandLine, NoFolderIsWrittenWhereItCannotBeRenamedTo) {
-  const fs::path scratch = fs::path(testing::TempDir()) / "no_folder_there";
-  fs::remove_all(scratch);
+  const test::TemporaryFolder temporary;
+  const fs::path& scratch = temporary.path();
   fs::create_directories(scratch / "empty");
   fs::create_directory_symlink("empty", scratch / "link");
   const std::vector<std::pair<std::string, std::string>> cases = {

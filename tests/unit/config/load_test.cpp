@@ -7,6 +7,7 @@
 #include "config/schema.h"
 #include "core/error.h"
 #include "optim/adamw.h"
+#include "support/process.h"
 
 namespace sbtrain {
 namespace {
@@ -38,20 +39,15 @@ std::string message(const std::vector<Override>& overrides, const std::string& m
 
 class Files : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        fs::path(testing::TempDir()) /
-        (std::string("config_") + testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::create_directories(folder_ / "parts");
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  void SetUp() override { fs::create_directories(folder_ / "parts"); }
 
   std::string write(const std::string& name, const std::string& text) {
     std::ofstream(folder_ / name) << text;
     return folder_ / name;
   }
 
-  fs::path folder_;
+  test::TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
 };
 
 TEST(Load, DefaultsAreThoseOfTheStructs) {

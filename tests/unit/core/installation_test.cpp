@@ -6,6 +6,7 @@
 
 #include "core/cpu_level.h"
 #include "core/shared_library.h"
+#include "support/process.h"
 
 namespace sbtrain {
 namespace {
@@ -14,14 +15,13 @@ namespace fs = std::filesystem;
 
 class Installation : public testing::Test {
  protected:
-  Installation() : folder_(fs::path(testing::TempDir()) / "installation") {
-    fs::remove_all(folder_);
+  Installation() {
     fs::create_directories(folder_ / "usr/share/sbtrain/configs");
     fs::create_directories(folder_ / "tree/configs");
   }
-  ~Installation() override { fs::remove_all(folder_); }
 
-  fs::path folder_;
+  test::TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
 };
 
 TEST_F(Installation, FilesOfAnInstalledProgramAndOfABuild) {

@@ -3,7 +3,6 @@
 #include "export/hf_folder.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,6 +22,7 @@
 #include "export/hf_export.h"
 #include "export/hf_import.h"
 #include "serve/inference.h"
+#include "support/process.h"
 
 namespace sbtrain {
 namespace {
@@ -31,12 +31,6 @@ namespace fs = std::filesystem;
 
 class HfModel : public testing::TestWithParam<const char*> {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "hf_folder_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   static fs::path model() { return fs::path(SBTRAIN_TEST_MODELS) / GetParam(); }
   template <typename T>
   static std::vector<T> values(const SafetensorsReader& file, const std::string& name) {
@@ -46,7 +40,7 @@ class HfModel : public testing::TestWithParam<const char*> {
     return values;
   }
 
-  fs::path folder_;
+  test::TemporaryFolder folder_;
 };
 
 TEST_P(HfModel, ComputesTheSameLogits) {
@@ -162,8 +156,7 @@ TEST(HfExport, OnlyTheLastMissingFoldersAreMade) {
 
 // A folder with a tokenizer says whether texts begin with bos, which prompts then do as well.
 TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
-  std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
-  const fs::path folder = mkdtemp(pattern.data());
+  const test::TemporaryFolder folder;
   const fs::path source = folder / "model";
   fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "llama3", source);
   widen_vocabulary(source, 505);
@@ -178,13 +171,11 @@ TEST(HfImport, KnowsWhetherTextsBeginWithBos) {
   EXPECT_TRUE(imported("by_post_processor"));
   std::ofstream(source / "tokenizer_config.json") << R"({"add_bos_token": false})";
   EXPECT_FALSE(imported("by_configuration"));
-  fs::remove_all(folder);
 }
 
 // A model without its tokenizer is only made for who asks for it.
 TEST(HfImport, ATokenizerThatCannotBeReadEndsIt) {
-  std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
-  const fs::path folder = mkdtemp(pattern.data());
+  const test::TemporaryFolder folder;
   const fs::path source = folder / "model";
   fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "llama3", source);
   widen_vocabulary(source, 505);
@@ -204,7 +195,6 @@ TEST(HfImport, ATokenizerThatCannotBeReadEndsIt) {
   EXPECT_FALSE(fs::exists(folder / "run") || fs::exists(folder / "run.tmp"));
   EXPECT_FALSE(import_hf(HfFolder(source), folder / "run", false).has_tokenizer);
   EXPECT_FALSE(fs::exists(folder / "run/tokenizer.json"));
-  fs::remove_all(folder);
 }
 
 // `config` with the keys of `change` in place of its own.
@@ -326,8 +316,8 @@ TEST(HfImport, DefaultsOfTheFamilies) {
 
 // GPT-2 of the hub: the names of its body alone, and masks beside the weights.
 TEST(HfImport, GptWithoutPrefixAndWithMasks) {
-  std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
-  const fs::path source = mkdtemp(pattern.data());
+  const test::TemporaryFolder temporary;
+  const fs::path& source = temporary.path();
   const fs::path original = fs::path(SBTRAIN_TEST_MODELS) / "gpt2";
   fs::copy(original / "config.json", source);
   const SafetensorsReader before(original / "model.safetensors");
@@ -363,7 +353,6 @@ TEST(HfImport, GptWithoutPrefixAndWithMasks) {
   }
   EXPECT_NO_THROW(check_match(
       match_weights(without, Transformer(without.config().model).registry()), without.name()));
-  fs::remove_all(source);
 }
 
 // Models that differ from a family in one thing are none of it.
@@ -425,8 +414,8 @@ TEST(HfExport, FamiliesAreExact) {
 
 // Programs differ in which of two different tables they take.
 TEST(HfImport, ATiedHeadIsACopyOfTheEmbedding) {
-  std::string pattern = (fs::temp_directory_path() / "hf_import_XXXXXX").string();
-  const fs::path source = mkdtemp(pattern.data());
+  const test::TemporaryFolder temporary;
+  const fs::path& source = temporary.path();
   const fs::path file = source / "model.safetensors";
   const fs::path original = fs::path(SBTRAIN_TEST_MODELS) / "llama3";
   const SafetensorsReader before(original / "model.safetensors");
@@ -456,18 +445,12 @@ TEST(HfImport, ATiedHeadIsACopyOfTheEmbedding) {
     EXPECT_EQ(error.code(), ExitCode::kConfig);
     EXPECT_NE(std::string(error.what()).find("tie_word_embeddings"), std::string::npos);
   }
-  fs::remove_all(source);
 }
 
 // The file is whole, so that nothing but the values shows that no model can begin with them.
 class NotFinite : public testing::TestWithParam<uint16_t> {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "not_finite_XXXXXX").string();
-    folder_ = mkdtemp(pattern.data());
-    fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "qwen3", source());
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  void SetUp() override { fs::copy(fs::path(SBTRAIN_TEST_MODELS) / "qwen3", source()); }
   fs::path source() const { return folder_ / "model"; }
 
   // Makes the second last value of a tensor GetParam(), a bf16.
@@ -492,7 +475,7 @@ class NotFinite : public testing::TestWithParam<uint16_t> {
     EXPECT_NE(std::string(error.what()).find("NaN or infinite"), std::string::npos) << error.what();
   }
 
-  fs::path folder_;
+  test::TemporaryFolder folder_;
 };
 
 TEST_P(NotFinite, WeightsAreNotImported) {
