@@ -190,6 +190,7 @@ void Fp8Weights::cast(const std::vector<Tensor>& masters) {
       };
       const int64_t n = unit.first_range + static_cast<int64_t>(i);
       ops::CastFp8 cast{.inverse_scale_1 = inverse_scale(unit, i),
+                        .x_RC = {},
                         .amax_1 = amax_N_.tensor().row_range(n, 1)};
       if (mesh_.sharded()) {
         cast.y_RC = as_matrix(of(shard(static_cast<int>(u))));

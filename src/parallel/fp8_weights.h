@@ -47,12 +47,12 @@ class Fp8Weights {
 
  private:
   struct Unit {
-    int index;  // in the registry
+    int index = 0;  // in the registry
     std::vector<Fp8Range> ranges;
-    std::vector<ElementRange> others;
-    int64_t first_range, first_other;  // places in amax_N, and in others_
-    int64_t size, begin;               // of the shard, in the unit
-    Buffer matrices, transposed;       // transposed: in the same places
+    std::vector<ElementRange> others{};
+    int64_t first_range = 0, first_other = 0;  // places in amax_N, and in others_
+    int64_t size = 0, begin = 0;               // of the shard, in the unit
+    Buffer matrices{}, transposed{};           // transposed: in the same places
   };
   void add(int index, const ParamUnit& spec, std::vector<Fp8Range> ranges);
   Tensor inverse_scale(const Unit& unit, size_t range) const;

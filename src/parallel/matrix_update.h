@@ -50,15 +50,15 @@ struct OwnedMatrix {
     int64_t size = 0;
   };
   const PlacedTensor* tensor = nullptr;
-  std::vector<Source> sources;
+  std::vector<Source> sources{};
 };
 
 struct MatrixGroup {
   int begin = 0, end = 0;  // units
   int64_t part = 0;        // elements that travel between two ranks, padding included
   double flops = 0;        // of the owner that has the most to do, for which all others wait
-  std::vector<MatrixPiece> pieces;
-  std::vector<OwnedMatrix> owned;
+  std::vector<MatrixPiece> pieces{};
+  std::vector<OwnedMatrix> owned{};
 };
 
 MatrixRanks ranks_of(const Mesh& mesh);

@@ -14,10 +14,10 @@ namespace sbtrain {
 // between them; a tensor that the optimizer takes as a matrix has a range of its own.
 struct StateRange {
   int64_t begin = 0, size = 0;
-  const PlacedTensor* matrix = nullptr;  // null: a flat range
-  std::vector<std::string> names;        // of the states
-  std::vector<Tensor> states;            // f32 [size], in that order
-  std::vector<ops::DecayRange> decays;   // elements with weight decay, from `begin` on
+  const PlacedTensor* matrix = nullptr;   // null: a flat range
+  std::vector<std::string> names;         // of the states
+  std::vector<Tensor> states{};           // f32 [size], in that order
+  std::vector<ops::DecayRange> decays{};  // elements with weight decay, from `begin` on
   int64_t end() const { return begin + size; }
 };
 
