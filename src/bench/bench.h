@@ -26,8 +26,9 @@ struct BenchOptions {
 };
 
 struct BenchPart {
-  std::string name;    // "matrix products", "attention", ...
-  double seconds = 0;  // of one step, mean
+  std::string name;                // "matrix products", "attention", ...
+  double seconds = 0;              // of one step, mean
+  std::vector<double> of_ranks{};  // the same on every rank; empty in a job of one
 };
 
 struct BenchResult {
@@ -42,7 +43,8 @@ struct BenchResult {
   size_t memory_used = 0;        // taken from the device, libraries included; 0 on the CPU
   size_t host_bytes = 0;         // of the host's memory (train.offload)
   // The first of the timed steps run once more for the parts, with the same weights and tokens, so
-  // that measuring the parts does not slow the timed steps. "idle" is the rest of step_seconds.
+  // that measuring the parts does not slow the timed steps. "idle" is the rest of step_seconds. In
+  // a job of several ranks `seconds` are rank 0's.
   std::vector<BenchPart> parts;
   // The share of the visible pairs of query and key that attention reads in the steps, of all
   // layers that may skip keys, on rank 0; negative where there are none, and where ranks share

@@ -1,8 +1,11 @@
 #include "train/step.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <sstream>
 
 #include "bench/bench.h"
 #include "bench/timing.h"
@@ -91,6 +94,23 @@ std::vector<BenchResult::Collectives> collectives_of(const Traffic& planned,
                                  row->seconds;
   }
   return out;
+}
+
+// The parts of all ranks beside this one's; those that this rank does not have take it no time.
+void add_parts_of_ranks(std::vector<BenchPart>& parts, Communicator& ranks) {
+  std::string own;
+  for (const BenchPart& part : parts) own += fmt::format("{:.9g} {}\n", part.seconds, part.name);
+  const std::vector<std::string> texts = ranks.all_gather(own);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    std::istringstream lines(texts[rank]);
+    double seconds = 0;
+    for (std::string name; lines >> seconds && std::getline(lines >> std::ws, name);) {
+      auto part = std::ranges::find(parts, name, &BenchPart::name);
+      if (part == parts.end()) part = parts.insert(parts.end(), {.name = name});
+      part->of_ranks.resize(texts.size());
+      part->of_ranks[rank] = seconds;
+    }
+  }
 }
 
 // What a step of this rank moves.
@@ -225,6 +245,7 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
     result.parts.push_back({name, seconds});
   }
   result.parts.push_back({"idle", std::max(0.0, result.step_seconds - accounted)});
+  if (world > 1) add_parts_of_ranks(result.parts, *communicator);
   std::sort(result.parts.begin(), result.parts.end(),
             [](const BenchPart& a, const BenchPart& b) { return a.seconds > b.seconds; });
   return result;

@@ -68,8 +68,13 @@ void print_table(const Config& config, const BenchResult& result) {
   double total = 0;
   for (const BenchPart& part : result.parts) total += part.seconds;
   for (const BenchPart& part : result.parts) {
-    fmt::print("    {:<16}{:8.2f} ms  {:5.1f}%\n", part.name, 1e3 * part.seconds,
+    fmt::print("    {:<16}{:8.2f} ms  {:5.1f}%", part.name, 1e3 * part.seconds,
                100 * part.seconds / total);
+    if (!part.of_ranks.empty()) {
+      const auto [least, most] = std::ranges::minmax(part.of_ranks);
+      fmt::print("   of all ranks {:.2f} to {:.2f}", 1e3 * least, 1e3 * most);
+    }
+    fmt::print("\n");
   }
   if (result.collectives.empty()) return;
   fmt::print("  collectives of a step, beside it\n");
@@ -92,6 +97,9 @@ void print_json(const Config& config, const BenchResult& result) {
                {"parts", parts}};
   if (result.world > 1) {
     json["world"] = result.world;
+    for (const BenchPart& part : result.parts) {
+      json["parts_of_ranks"][part.name] = part.of_ranks;
+    }
     for (const BenchResult::Collectives& c : result.collectives) {
       json["collectives"][c.name] = {{"calls", c.calls},
                                      {"bytes", c.bytes},

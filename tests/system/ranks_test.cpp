@@ -448,6 +448,20 @@ TEST_F(RankedTraining, AStopTakesTheCurrentStepAndOneMoreAtMost) {
   }
 }
 
+// Each of them is the owner of some matrices, so the optimizer takes every one of them time.
+TEST_F(RankedTraining, BenchTrainHasThePartsOfEveryRank) {
+  expect_done(2, {"bench", "train", "--config", path("config.yaml"), "--json", "--steps=2",
+                  "--train.micro_batch=1", "--train.optimizer=muon"});
+  const size_t begin = output_.find('{');
+  const auto json = nlohmann::json::parse(output_.substr(begin, output_.find('\n', begin) - begin));
+  const nlohmann::json& ranks = json.at("parts_of_ranks");
+  for (const auto& [name, seconds] : json.at("parts").items()) {
+    ASSERT_EQ(ranks.at(name).size(), 2U) << ranks;
+    EXPECT_NEAR(ranks.at(name)[0].get<double>(), seconds.get<double>(), 1e-8) << name;
+  }
+  for (const auto& seconds : ranks.at("optimizer")) EXPECT_GT(seconds.get<double>(), 0) << ranks;
+}
+
 TEST_F(RankedTraining, ASecondJobOnTheFolderIsRefused) {
   Job job = start(2, endless("run"));
   wait_for_step(job, "run", 3);
