@@ -104,6 +104,7 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
     ],
     "docs/developers/tests.md": [
         Listed("python3 tests/faults/request_fuzz.py", "takes ten minutes; faults_requests runs it with fewer requests"),
+        Listed("python3 tests/faults/lost_ranks.py", "takes three minutes; faults_lost_ranks runs it with fewer faults"),
     ],
     "docs/distributed.md": [
         Listed("sbtrain --config configs/1b_sb.yaml", GPU, plan=True),

@@ -1,5 +1,6 @@
 // One rank of a job in which rank 1 fails in the tenth round of collectives, in a way that the
-// command line names:  faulty_rank cpu|cuda kill|stop|leave|throw|hang
+// command line names:  faulty_rank cpu|cuda kill|stop|leave|throw|hang|exchange
+// exchange: it is killed while exchanges are under way, on GPUs by the copy engines.
 // Every rank writes "rank R ends with C: MESSAGE" and exits with the code C.
 #include <unistd.h>
 
@@ -42,13 +43,43 @@ void collectives(Control& control, Communicator& ranks, Backend backend, const s
   fail(ExitCode::kInternal, "no fault has ended the job");
 }
 
+// Each round gives the stream exchanges for milliseconds before it waits for them.
+void exchanges(Control& control, Communicator& ranks, Backend backend) {
+  constexpr int kExchanges = 20;
+  const int64_t n = int64_t{1} << (backend == Backend::kCuda ? 24 : 14);
+  const int64_t all = n * ranks.world();
+  const auto held = collective_memory(backend, static_cast<size_t>(2 * all) * sizeof(float));
+  require(held != nullptr, "no memory for exchanges");
+  const Tensor both(held.get(), DType::kF32, {2, all});
+  const Tensor from = both.row_range(0, 1).reshaped({all});
+  const Tensor to = both.row_range(1, 1).reshaped({all});
+  Memory memory(backend);
+  Stream s(memory);
+  ops::control(s).check_after_waits([&] { control.check(); });
+  ops::run(s, ops::Fill{.x = both, .value = 1.0f});
+  const std::shared_ptr<void> registered = ranks.register_memory(both);
+  for (int round = 0;; ++round) {
+    control.progress(fmt::format("round {}", round));
+    if (round == 10 && ranks.rank() == 1) {
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        ::kill(::getpid(), SIGKILL);
+      }).detach();
+    }
+    for (int i = 0; i < kExchanges; ++i) ranks.all_to_all(s, to, from);
+    ops::run(s, ops::Synchronize{});
+  }
+}
+
 JobFailure run(Control& control, Backend backend, int local_rank, const std::string& fault) {
   try {
     control.check();
     // Ranks may share a GPU.
     if (backend == Backend::kCuda) choose_gpu(local_rank % visible_gpus());
-    const std::unique_ptr<Communicator> ranks = make_communicator(control, backend);
-    collectives(control, *ranks, backend, fault);
+    const bool exchanging = fault == "exchange";
+    const std::unique_ptr<Communicator> ranks =
+        make_communicator(control, backend, {.copy_engines = exchanging});
+    exchanging ? exchanges(control, *ranks, backend) : collectives(control, *ranks, backend, fault);
   } catch (const Error& e) {
     control.report({e.code(), e.what()});
   }

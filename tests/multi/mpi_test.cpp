@@ -48,6 +48,9 @@ void expect_end(const std::string& fault, bool survivors_stay, int code,
 TEST(MpiFaults, AKilledRankEndsTheJob) {
   expect_end("kill", true, 7, "rank 1");
 }
+TEST(MpiFaults, ARankThatIsKilledInAnExchangeEndsTheJob) {
+  expect_end("exchange", true, 7, "rank 1");
+}
 TEST(MpiFaults, ARankThatLeavesEndsTheJob) {
   expect_end("leave", true, 7, "rank 1");
 }

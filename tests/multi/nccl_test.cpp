@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "core/device.h"
@@ -15,7 +16,16 @@
 namespace sbtrain::test {
 namespace {
 
-constexpr int kWorld = 2;
+int visible_devices() {
+  int devices = 0;
+  cudaGetDeviceCount(&devices);
+  return devices;
+}
+
+// Up to four GPUs have a rank each.
+int world() {
+  return std::clamp(visible_devices(), 2, 4);
+}
 
 int free_port() {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -33,15 +43,14 @@ int free_port() {
 class Ranks {
  public:
   explicit Ranks(std::vector<std::string> command) {
-    int devices = 0;
-    cudaGetDeviceCount(&devices);
     const std::string port = std::to_string(free_port());
-    for (int rank = 0; rank < kWorld; ++rank) {
+    const std::string size = std::to_string(world());
+    for (int rank = 0; rank < world(); ++rank) {
       std::map<std::string, std::string> environment = {
-          {"RANK", std::to_string(rank)},       {"WORLD_SIZE", std::to_string(kWorld)},
-          {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", std::to_string(kWorld)},
+          {"RANK", std::to_string(rank)},       {"WORLD_SIZE", size},
+          {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", size},
           {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", port}};
-      if (devices < kWorld) {
+      if (visible_devices() < 2) {
         environment.insert({{"NCCL_HOSTID", fmt::format("node{}", rank)},
                             {"NCCL_NET", "Socket"},
                             {"NCCL_SOCKET_IFNAME", "lo"}});
@@ -67,7 +76,7 @@ class Nccl : public testing::Test {
 
 TEST_F(Nccl, PassesTheChecksOfCommunicators) {
   Ranks ranks({SBTRAIN_RANK, "--backend=cuda"});
-  for (int rank = 0; rank < kWorld; ++rank) {
+  for (int rank = 0; rank < world(); ++rank) {
     EXPECT_EQ(ranks[rank].wait(300), 0) << ranks[rank].output();
   }
 }
@@ -81,6 +90,11 @@ void expect_end(const std::string& fault, int code, const std::string& message) 
 
 TEST_F(Nccl, AKilledRankEndsTheJob) {
   expect_end("kill", 7, "rank 1");
+}
+// The copy engines of one GPU write into the memory of another one, whose process is gone.
+TEST_F(Nccl, ARankThatIsKilledInAnExchangeOfCopyEnginesEndsTheJob) {
+  if (visible_devices() < 2) GTEST_SKIP() << "one GPU";
+  for (int i = 0; i < 10; ++i) expect_end("exchange", 7, "rank 1");
 }
 TEST_F(Nccl, ARankThatLeavesEndsTheJob) {
   expect_end("leave", 7, "rank 1");
