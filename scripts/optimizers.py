@@ -5,6 +5,7 @@
     scripts/optimizers.py small --jobs 4               # 23M models: a grid of rate and decay, then three seeds
     scripts/optimizers.py small --variant "muon head" "--train.optimizer=muon --train.qkv_matrices=head"
     scripts/optimizers.py large --minutes 10           # 350m_sb on all GPUs: rates, then one long run of each
+    scripts/optimizers.py large --gpus-per-run 2 --variant "muon fp8" "--train.optimizer=muon --train.precision=fp8"
     scripts/plot_optimizers.py runs/optimizers         # tables and plots of what there is
 
 `small` trains configs/lengths_sb.yaml and lengths_rope.yaml. It chooses rate and decay of each model and optimizer by
@@ -12,7 +13,9 @@ the validation loss after --grid-steps, trains these with three seeds for --step
 to tell how many tokens it needs for AdamW's loss. Where the best of a grid is at its edge, the next rate or decay
 beyond it is trained, too. A --variant comes last: it begins with the best rate and decay of the optimizer that it is a
 variant of, and the rates beside it. Every run of `small` has one GPU; --jobs of them run at once and share the GPUs
-that are visible. `large` gives every long run all GPUs, and --jobs at once one each while it looks for the rate.
+that are visible. `large` gives every long run all GPUs, or --gpus-per-run of them to as many at a time as there are
+GPUs for, and --jobs at once one each while it looks for the rate. There a variant is trained with the rate of its
+optimizer.
 
 A run that is done is a line of OUT/results.jsonl, and its folder is deleted. The same command does what is missing,
 also with a results.jsonl that an earlier call has left: a run that was stopped goes on from its folder in OUT/runs.
@@ -58,6 +61,7 @@ class Run:
     options: list
     defaults: list = field(default_factory=list)  # options that what follows -- replaces
     lengths: list = field(default_factory=list)  # of the evaluation after it; none: no evaluation
+    keep: bool = False  # the folder, when it is done
 
     @property
     def name(self):
@@ -109,12 +113,12 @@ def prepare(sbtrain, data):
         store = data / f"{kind}.h5"
         if store.exists():
             continue
-        text = data / f"{kind}.jsonl.zst"
-        if not text.exists():
-            raise Wrong(f"{text} does not exist: make it with  scripts/optimizers.py pack")
+        texts = sorted(data.glob(f"{kind}*.jsonl.zst"))
+        if not texts:
+            raise Wrong(f"{data}/{kind}.jsonl.zst does not exist: make it with  scripts/optimizers.py pack")
         unfinished = data / f"{kind}.part.h5"
         unfinished.unlink(missing_ok=True)
-        subprocess.run([sbtrain, "prepare", "--tokenizer", data / "tokenizer.model", "--input", text,
+        subprocess.run([sbtrain, "prepare", "--tokenizer", data / "tokenizer.model", "--input", *texts,
                         "--output", unfinished], check=True)
         unfinished.rename(store)
     return [f"--data.sources=[{{path: {data}/train.h5}}]", f"--data.validation=[{data}/held_out.h5]",
@@ -150,21 +154,22 @@ class Runner:
             self.results.write_bytes(whole)
         return [json.loads(line) for line in whole.splitlines()]
 
-    def results_of(self, runs, jobs, all_gpus=False):
-        """The results of these runs, in their order; those that are missing are trained, `jobs` at once, each on one
-        GPU or on all of them."""
+    def results_of(self, runs, jobs, gpus_each=1):
+        """The results of these runs, in their order; those that are missing are trained, `jobs` at once, each on so many
+        GPUs. More than there are GPUs for share them."""
         known = {result_name(result): result for result in self.done()}
         missing = [run for run in runs if run.name not in known]
         if missing:
             print(f"optimizers: {len(missing)} runs to do, {missing[0].name} first", flush=True)
+        groups = [self.gpus[n:n + gpus_each] for n in range(0, len(self.gpus) - gpus_each + 1, gpus_each)]
         places = SimpleQueue()
-        for place in itertools.islice(itertools.cycle(self.gpus), jobs):
-            places.put(place)
+        for group in itertools.islice(itertools.cycle(groups), jobs):
+            places.put(",".join(group))
 
         def train(run):
             place = places.get()
             try:
-                known[run.name] = self.train(run, ",".join(self.gpus) if all_gpus else place)
+                known[run.name] = self.train(run, place)
             finally:
                 places.put(place)
 
@@ -200,7 +205,8 @@ class Runner:
             file.write(json.dumps(result) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        shutil.rmtree(folder, ignore_errors=True)
+        if not run.keep:
+            shutil.rmtree(folder, ignore_errors=True)
         loss = result["validation"][-1][2] if result["validation"] else None
         print(f"optimizers: {run.name}: loss {loss} after {result['wall_seconds']} s", flush=True)
         return result
@@ -376,25 +382,39 @@ def small(arguments):
         train_seeds(searched({pair: around(chosen, pair, rates) for pair in pairs(variants)}))
 
 
+def best_of_optimizer(chosen, variant):
+    """The best point of the optimizer that this is a variant of."""
+    optimizer = "muon" if "--train.optimizer=muon" in variant.options else "adamw"
+    return next(point for pair, point in chosen.items() if (pair.model, pair.optimizer) == (variant.model, optimizer))
+
+
 def around(chosen, variant, rates):
     """The best point of the optimizer that this is a variant of, and with the rates beside it."""
-    optimizer = "muon" if "--train.optimizer=muon" in variant.options else "adamw"
-    lr, decay = next(point for pair, point in chosen.items()
-                     if pair.model == variant.model and pair.optimizer == optimizer)
+    lr, decay = best_of_optimizer(chosen, variant)
     ratio = rates[1] / rates[0] if len(rates) > 1 else 2
     return [(float(f"{lr * factor:.3g}"), decay) for factor in (1, 1 / ratio, ratio)]
 
 
 def large(arguments):
     runner = runner_of(arguments)
+    gpus_each = arguments.gpus_per_run or len(runner.gpus)
+    if gpus_each > len(runner.gpus):
+        raise Wrong(f"--gpus-per-run {gpus_each}, but there are {len(runner.gpus)} GPUs")
     defaults = ("--train.batch=64", "--validation.tokens=1e6")
     steps = arguments.steps or round(60 * arguments.minutes * arguments.tokens_per_second / (64 * 2048))
     named, variants = optimizers_of(arguments)
-    pairs = [Pair(arguments.model, name, tuple(options), defaults) for name, options in {**named, **variants}.items()]
-    grids = {pair: [(lr, 0.1) for lr in numbers(arguments.rates)] for pair in pairs}
+
+    def pairs(optimizers):
+        return [Pair(arguments.model, name, tuple(options), defaults) for name, options in optimizers.items()]
+
+    rates = [(lr, 0.1) for lr in numbers(arguments.rates)]
     at_once = max(1, min(arguments.jobs, len(runner.gpus)))
-    for pair, point in search(runner, grids, max(1, steps // 10), at_once, arguments.extend).items():
-        runner.results_of([pair.run("long", steps, 20, *point, 1, saves=4)], 1, all_gpus=True)
+    chosen = search(runner, {pair: rates for pair in pairs(named)}, max(1, steps // 10), at_once, arguments.extend)
+    chosen |= {variant: best_of_optimizer(chosen, variant) for variant in pairs(variants)}
+    runs = [pair.run("long", steps, 20, *point, 1, saves=4) for pair, point in chosen.items()]
+    for run in runs:
+        run.keep = arguments.keep
+    runner.results_of(runs, len(runner.gpus) // gpus_each, gpus_each)
 
 
 def runner_of(arguments):
@@ -449,6 +469,9 @@ def parse_arguments(words):
     part.add_argument("--tokens-per-second", type=float, default=320000,
                       help="of all GPUs together, which with --minutes makes the number of steps (320000)")
     part.add_argument("--steps", type=int, default=0, help="steps of the long runs, instead of --minutes")
+    part.add_argument("--gpus-per-run", type=int, default=0, metavar="N",
+                      help="of each long run; default: all, one run after the other")
+    part.add_argument("--keep", action="store_true", help="keep the folders of the long runs in OUT/runs")
     part.add_argument("--jobs", type=int, default=8, help="runs at once while it looks for the rate, one for a GPU (8)")
     arguments = parser.parse_args(words[:split])
     arguments.options = words[split + 1:]

@@ -121,6 +121,29 @@ class Optimizers(unittest.TestCase):
             self.assertEqual((tokens, len(set(tokens))), (sorted(tokens), 60))  # each step once
             self.assertLess(run["validation"][-1][1], 60)
 
+    def test_long_runs_share_the_gpus(self):
+        """On the CPU, which takes no notice of the GPUs that a run is given. The text comes in two files."""
+        data = self.folder / "data"
+        shutil.copy(data / "train.jsonl.zst", data / "train-01.jsonl.zst")
+        (data / "train.jsonl.zst").rename(data / "train-00.jsonl.zst")
+        self.run_command(SCRIPT, "large", *self.common, "--model", "350m_sb", "--steps", "20", "--gpus", "3,2,1,0",
+                         "--gpus-per-run", "2", "--keep", "--variant", "muon fp8",
+                         "--train.optimizer=muon --train.precision=fp8", "--", *TINY)
+        long = {r["run"]["optimizer"]: r for r in self.results() if r["run"]["kind"] == "long"}
+        self.assertEqual(sorted(long), ["adamw", "muon", "muon fp8"])
+        self.assertEqual({run["device"] for run in long.values()}, {"3,2", "1,0"})
+        self.assertEqual({r["device"] for r in self.results() if r["run"]["kind"] == "grid"}, {"0", "1", "2", "3"})
+        self.assertEqual(long["muon fp8"]["run"]["lr"], long["muon"]["run"]["lr"])
+        self.assertFalse(any(r["run"]["optimizer"] == "muon fp8" for r in self.results() if r["run"]["kind"] == "grid"))
+        kept = [path.name for path in (self.out / "runs").iterdir() if path.is_dir()]
+        self.assertEqual(sorted(name.split("_")[3] for name in kept), ["adamw", "muon", "muon-fp8"])
+        one_file = data / "held_out.h5"  # as large as the text of one file
+        self.assertGreater((data / "train.h5").stat().st_size, 1.5 * one_file.stat().st_size)
+        tables = self.run_command(sys.executable, ROOT / "scripts/plot_optimizers.py", "--tables", self.out)
+        self.assertIn("muon fp8", tables)
+        self.assertIn("but there are 2 GPUs", self.run_command(SCRIPT, "large", *self.common, "--gpus", "0,1",
+                                                                "--gpus-per-run", "3", code=1))
+
     def test_a_training_that_cannot_begin_is_no_result(self):
         output = self.run_command(*self.small("--model.heads=3"), code=1)
         self.assertIn("a training failed with exit code", output)
