@@ -6,6 +6,7 @@
 // name that configurations use.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -60,9 +61,12 @@ struct AttentionMap {
 struct KeysRead {
   int64_t read = 0;
   int64_t visible = 0;
+  // Queries that have read a key more than n eighths of the longest document before them.
+  std::array<int64_t, 8> beyond{};
   KeysRead& operator+=(const KeysRead& more) {
     read += more.read;
     visible += more.visible;
+    for (size_t n = 0; n < beyond.size(); ++n) beyond[n] += more.beyond[n];
     return *this;
   }
 };

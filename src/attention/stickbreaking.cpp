@@ -333,7 +333,14 @@ class StickBreakingAttention : public Attention {
       for (size_t t = 0; t < tokens; ++t) {
         const int64_t visible = positions_T[t] + (params_.attend_current ? 1 : 0);
         const int64_t read = std::max<int64_t>(0, visible - stop_HT[h * tokens + t]);
-        heads[h] += {.read = read, .visible = visible};
+        heads[h].read += read;
+        heads[h].visible += visible;
+        if (read == 0) continue;
+        const auto eighths = static_cast<int64_t>(heads[h].beyond.size());
+        const int64_t farthest = positions_T[t] - stop_HT[h * tokens + t];
+        for (int64_t n = 0; n < eighths && eighths * farthest > n * sequences.max_seqlen; ++n) {
+          ++heads[h].beyond[static_cast<size_t>(n)];
+        }
       }
     }
     return heads;

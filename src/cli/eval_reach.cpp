@@ -1,5 +1,7 @@
 // sbtrain eval --reach: the share of the keys that layers and heads read.
 #include <algorithm>
+#include <array>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -8,6 +10,9 @@
 
 namespace sbtrain {
 namespace {
+
+// Ranks that might share a window (train.context_parallel).
+constexpr std::array kShared = {2, 4, 8};
 
 Json share_json(const KeysRead& keys) {
   return keys.visible > 0 ? Json(share_read(keys)) : Json();
@@ -18,25 +23,40 @@ Json reach_json(const ModelConfig& model, const HeadReach& reach) {
   for (size_t l = 0; l < reach.size(); ++l) {
     Json heads = Json::array();
     for (const KeysRead& head : reach[l]) heads.push_back(share_json(head));
-    layers.push_back({{"layer", l},
-                      {"module", model.attention[l % model.attention.size()].type},
-                      {"keys_read", share_json(all_of(reach[l]))},
-                      {"heads", std::move(heads)}});
+    const KeysRead all = all_of(reach[l]);
+    Json layer = {{"layer", l},
+                  {"module", model.attention[l % model.attention.size()].type},
+                  {"keys_read", share_json(all)},
+                  {"heads", std::move(heads)}};
+    if (all.visible > 0) {
+      for (const int ranks : kShared) {
+        layer["hops"][std::to_string(ranks)] = hops_needed(all, ranks);
+      }
+      layer["queries_beyond_eighths"] = all.beyond;
+    }
+    layers.push_back(std::move(layer));
   }
   return layers;
 }
 
-// A module that never skips a key has a dash.
+// A module that never skips a key has a dash. The last columns are the hops of keys that a layer
+// needs where so many ranks share a window.
 void print_reach(const HeadReach& reach) {
   const auto percent = [](const KeysRead& keys) {
     return keys.visible > 0 ? fmt::format("{:.1f}%", 100 * share_read(keys)) : std::string("-");
   };
   fmt::print("{:>8}{:>8}", "layer", "all");
   for (size_t h = 0; h < reach.front().size(); ++h) fmt::print("{:>8}", fmt::format("h{}", h));
+  for (const int ranks : kShared) fmt::print("{:>8}", fmt::format("of {}", ranks));
   fmt::print("\n");
   for (size_t l = 0; l < reach.size(); ++l) {
-    fmt::print("{:>8}{:>8}", l, percent(all_of(reach[l])));
+    const KeysRead all = all_of(reach[l]);
+    fmt::print("{:>8}{:>8}", l, percent(all));
     for (const KeysRead& head : reach[l]) fmt::print("{:>8}", percent(head));
+    for (const int ranks : kShared) {
+      const int hops = hops_needed(all, ranks);
+      fmt::print("{:>8}", all.visible > 0 ? std::to_string(hops) : "-");
+    }
     fmt::print("\n");
   }
 }

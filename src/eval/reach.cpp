@@ -14,6 +14,7 @@ struct Sums {
       for (KeysRead& head : heads) {
         f(head.read);
         f(head.visible);
+        for (int64_t& queries : head.beyond) f(queries);
       }
     }
   }
@@ -24,6 +25,15 @@ struct Sums {
 double share_read(const KeysRead& keys) {
   return keys.visible > 0 ? static_cast<double>(keys.read) / static_cast<double>(keys.visible)
                           : std::numeric_limits<double>::quiet_NaN();
+}
+
+// The first transfer brings the keys in front of a part, the one after it those that lie a part
+// and more before every query.
+int hops_needed(const KeysRead& keys, int ranks) {
+  const int eighths = static_cast<int>(keys.beyond.size()) / ranks;
+  int hops = 0;
+  while (hops < ranks - 1 && keys.beyond[static_cast<size_t>(hops * eighths)] > 0) ++hops;
+  return hops;
 }
 
 KeysRead all_of(std::span<const KeysRead> heads) {

@@ -19,6 +19,9 @@ using HeadReach = std::vector<std::vector<KeysRead>>;
 
 // The share that was read; NaN where nothing was counted.
 double share_read(const KeysRead& keys);
+// Of a window that `ranks` share in consecutive parts (2, 4 or 8 of them): how many of the
+// ranks - 1 transfers of keys bring any that is read.
+int hops_needed(const KeysRead& keys, int ranks);
 // Over heads or layers.
 KeysRead all_of(std::span<const KeysRead> heads);
 KeysRead all_of(const HeadReach& layers);

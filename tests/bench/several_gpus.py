@@ -16,8 +16,8 @@ Parts, in their order:
     fp8          the models of `steps` with train.precision fp8
     context      rows of 65,536 and of 262,144 tokens, which all GPUs share, or each half of them
     fsdp2        the models with RoPE in PyTorch (pytorch_fsdp2.py); PYTHON chooses its interpreter
-    trained      trainings that begin with the weights of --run, on rows of 65,536 tokens of --data that 1, 2, 4, ... GPUs
-                 share: losses, speed and exposed communication
+    trained      trainings that begin with the weights of --run, on rows of --row tokens (65,536) of --data that 1, 2, 4, ...
+                 GPUs share: losses, speed and exposed communication; and how many hops of keys a layer needs
 
 A measurement that is done is a file OUT/NAME.json with a line for each round, and what is done is not measured again;
 one that has failed is measured again by the next call. OUT/NAME.log has what the program said. --limit ends the script
@@ -169,16 +169,20 @@ def fsdp2(arguments):
 
 
 def trained(arguments):
+    row, labels = arguments.row, {"run": arguments.run.name, "row": arguments.row}
+    yield Measurement("trained", "trained-reach", 1, 60,
+                      ["eval", "--checkpoint", arguments.run, "--data", arguments.data, "--reach", "--lengths", row,
+                       "--tokens-per-length", 4 * row, "--json", arguments.out / "reach", "--device", arguments.device],
+                      labels, "reach")
+    stage = f"[{{length: {TRAINED_STEPS} steps, schedule: {{type: cosine, warmup: 1 steps}}}}]"
     for gpus in arguments.gpus:
-        out = arguments.out / "runs" / f"trained-{gpus}"
-        stage = f"[{{length: {TRAINED_STEPS} steps, schedule: {{type: cosine, warmup: 1 steps}}}}]"
-        yield Measurement("trained", f"trained-{gpus}", gpus, 30 + TRAINED_STEPS * 65536 / RATES["350m_sb"] / gpus,
+        yield Measurement("trained", f"trained-{gpus}", gpus, 30 + TRAINED_STEPS * row / RATES["350m_sb"] / gpus,
                           ["train", "--config", arguments.run / "config.yaml", "--init-from", arguments.run,
-                           "--out", out, "--train.sequence_length=65536", "--train.batch=1", "--train.micro_batch=1",
-                           f"--train.context_parallel={gpus}", f"--stages={stage}",
-                           f"--data.sources=[{{path: {arguments.data}}}]", "--validation.every=0",
+                           "--out", arguments.out / "runs" / f"trained-{gpus}", f"--train.sequence_length={row}",
+                           "--train.batch=1", "--train.micro_batch=1", f"--train.context_parallel={gpus}",
+                           f"--stages={stage}", f"--data.sources=[{{path: {arguments.data}}}]", "--validation.every=0",
                            "--checkpoint.every=0", "--metrics.every=1", "--metrics.tensorboard=false",
-                           "--train.lr=1e-4"], {"run": arguments.run.name, "row": 65536})
+                           "--train.lr=1e-4"], labels)
 
 
 MEASUREMENTS = {"collectives": collectives, "steps": steps, "muon": muon, "fp8": fp8, "context": context,
@@ -226,6 +230,8 @@ class Measuring:
             python = os.environ.get("PYTHON") or find("python.sh")
             return [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", one.gpus,
                     ROOT / "tests/bench/pytorch_fsdp2.py", *[flat if word == config else word for word in one.command]]
+        if one.kind == "reach":
+            return [self.sbtrain, *one.command]
         command = without_replaced(one.command, self.arguments.options)
         if one.part == "collectives":
             command += ["--device", self.arguments.device]
@@ -266,6 +272,8 @@ class Measuring:
         rows = [json.loads(row) for row in output.decode(errors="replace").splitlines() if row.startswith("{")]
         if one.part == "collectives":
             line["rows"] = rows
+        elif one.kind == "reach" and code == 0:
+            line["layers"] = json.loads((self.out / "reach").read_text())["reach"][0]["layers"]
         elif one.part == "trained" and code == 0:
             line |= training_of(self.out / "runs" / one.name)
             shutil.rmtree(self.out / "runs" / one.name)
@@ -306,13 +314,11 @@ class Measuring:
             rest = [one for one in self.missing(ones) if one.name not in self.failed]
             if not rest:
                 return
-            first = rest[0]
-            at_once = len(self.arguments.devices) // first.gpus if self.arguments.side_by_side else 1
-            alike = [one for one in rest if (one.part, one.gpus) == (first.part, first.gpus)][:at_once]
-            if len(alike) > 1 and first.part not in ("collectives", "trained"):
-                self.side_by_side(alike)
+            batch = next_batch(rest, self.arguments)
+            if len(batch) > 1:
+                self.side_by_side(batch)
             else:
-                self.keep(first, self.measure([first])[0])
+                self.keep(batch[0], self.measure(batch)[0])
 
     def side_by_side(self, ones):
         """The check whether the figures are those of measurements that run alone is made once for each size."""
@@ -329,6 +335,15 @@ class Measuring:
                 ones, lines = ones[:1], [alone]
         for one, line in zip(ones, lines):
             self.keep(one, line)
+
+
+def next_batch(rest, arguments):
+    """The next measurement, and those that may run beside it: of the same part, and on as many GPUs."""
+    first = rest[0]
+    if not arguments.side_by_side or first.part in ("collectives", "trained"):
+        return rest[:1]
+    at_once = max(1, len(arguments.devices) // first.gpus)
+    return [one for one in rest if (one.part, one.gpus) == (first.part, first.gpus)][:at_once]
 
 
 def training_of(folder):
@@ -433,14 +448,20 @@ def print_tables(out):
           [(line["config"], f"{line['row']:,}", line["gpus"], line["shared_by"], f"{line['tokens_per_second']:,.0f}",
             times_one(line, of["context"]), of_ranks(line, "attention"), of_ranks(line, "waits for keys"),
             of_ranks(line, "communication"), gib(line)) for line in of["context"]])
-    one = next((line for line in of["trained"] if line["gpus"] == 1), None)
+    trainings = [line for line in of["trained"] if "losses" in line]
+    one = next((line for line in trainings if line["gpus"] == 1), None)
     table(("trained weights", "GPUs", "tokens/s of all", "times one GPU", "exposed communication", "loss of the last step",
            "largest difference from one GPU"),
-          [(line["run"], line["gpus"], f"{line['tokens_per_second']:,.0f}", times_one(line, of["trained"]),
+          [(line["run"], line["gpus"], f"{line['tokens_per_second']:,.0f}", times_one(line, trainings),
             f"{100 * line['exposed_communication']:.1f}%" if "exposed_communication" in line else "-",
             f"{line['losses'][-1]:.5f}",
             f"{max(abs(a - b) for a, b in zip(line['losses'], one['losses'])):.1e}" if one else "-")
-           for line in of["trained"]])
+           for line in trainings])
+    for line in of["trained"]:
+        if "layers" in line:
+            table((f"hops in rows of {line['row']:,}", "keys read", "2 ranks", "4 ranks", "8 ranks"),
+                  [(f"layer {layer['layer']}", f"{100 * layer['keys_read']:.0f}%", *layer["hops"].values())
+                   for layer in line["layers"] if "hops" in layer])
     for file in sorted(out.glob("beside-*.json")):
         check = json.loads(file.read_text())
         print(f"{check['name']} beside {check['at_once'] - 1} others: {check['beside_against_alone']:.4f} times the speed "
@@ -490,6 +511,7 @@ def parse_arguments(words):
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--run", type=Path, help="of `trained`: a run folder")
     parser.add_argument("--data", type=Path, help="of `trained`: a store of long documents")
+    parser.add_argument("--row", type=int, default=65536, help="of `trained`: tokens of a row (65536)")
     parser.add_argument("--list", action="store_true", help="print what is missing, and its estimated seconds")
     parser.add_argument("--tables", action="store_true", help="print what there is")
     arguments = parser.parse_args(words[:split])
@@ -514,19 +536,24 @@ def choose_gpus(arguments):
         sizes.append(count)
     arguments.gpus = [int(word) for word in arguments.gpus.split(",")] if arguments.gpus else sizes or [1, 2, 4]
     if not count and arguments.list:
-        arguments.memory = 139
+        arguments.devices, arguments.memory = [str(n) for n in range(max(arguments.gpus))], 139
     elif max(arguments.gpus) > count:
         raise Wrong(f"{max(arguments.gpus)} GPUs are asked for, and this machine has {count}")
 
 
 def print_list(arguments):
-    ones = [one for one in wanted(arguments) if len(done(arguments.out, one)) < arguments.rounds]
+    rest = [one for one in wanted(arguments) if len(done(arguments.out, one)) < arguments.rounds]
     for part in arguments.only:
-        of_part = [one for one in ones if one.part == part]
+        of_part = [one for one in rest if one.part == part]
         print(f"{part}: {len(of_part)} measurements, {sum(one.seconds for one in of_part):.0f} s")
         for one in of_part:
             print(f"  {one.name}: {one.seconds:.0f} s")
-    print(f"together {sum(one.seconds for one in ones):.0f} s, one after the other")
+    seconds = 0.0
+    while rest:
+        batch = next_batch(rest, arguments)
+        seconds += max(one.seconds for one in batch)
+        rest = [one for one in rest if one not in batch]
+    print(f"together {seconds:.0f} s")
 
 
 def measure(arguments):

@@ -82,6 +82,9 @@ TEST_F(SystemTest, BenchSkipSaysWhatSkippingSaves) {
   for (const nlohmann::json& layer : reach.at(1).at("layers")) {
     EXPECT_EQ(layer.at("module"), "stickbreaking");
     for (const nlohmann::json& head : layer.at("heads")) sum += head.get<double>() / 2;
+    EXPECT_EQ(layer.at("hops").at("2"), 1);
+    EXPECT_GE(layer.at("hops").at("8"), layer.at("hops").at("4"));
+    EXPECT_EQ(layer.at("queries_beyond_eighths").size(), 8U);
   }
   EXPECT_NEAR(sum / 2, reach.at(1).at("keys_read").get<double>(), 1e-9);
 

@@ -25,6 +25,16 @@ count = len(gpus.split(","))
 if "collectives" in words:
     sys.exit(print(json.dumps({"collective": "all_gather", "dtype": "bf16", "setting": "default", "bytes": 2**20,
                                "seconds": 1e-3, "bus_bytes_per_second": 2e11})))
+if words[0] == "eval":
+    layers = [{"layer": 0, "keys_read": 0.25, "hops": {"2": 1, "4": 3, "8": 7}}, {"layer": 1, "keys_read": None}]
+    sys.exit(open(words[words.index("--json") + 1], "w").write(json.dumps({"reach": [{"layers": layers}]})) * 0)
+if words[0] == "train":
+    os.makedirs(words[words.index("--out") + 1])
+    with open(words[words.index("--out") + 1] + "/metrics.jsonl", "w") as file:
+        for step in range(1, 7):
+            file.write(json.dumps({"step": step, "train/loss": 3 + count * 1e-4, "train/tokens_per_second": 100 * count,
+                                   "train/exposed_communication": 0.125}) + "\\n")
+    sys.exit(0)
 slower = 0.5 if "copy_engines" in " ".join(words) else 1
 print(json.dumps({"tokens_per_second": 1000 * count * slower, "step_seconds": 0.5, "memory_bytes": 2**30,
                   "parts": {"optimizer": 0.25, "attention": 0.5}, "parts_of_ranks": {"optimizer": [0.25, 0.125]}}))
@@ -93,6 +103,16 @@ class SeveralGpus(unittest.TestCase):
         self.assertEqual({line["devices"] for line in lines}, {"0,1", "2,3"})
         self.assertEqual(len(self.calls()), 20 + 2)  # the first of either size alone as well
         self.assertIn("| 1b_rope | 4 | kernels | 1,000 | 100.0% | 100.0% | 125.0% |", self.call("--tables"))
+
+    def test_trained_weights(self):
+        self.call("--only", "trained", "--run", self.folder / "run", "--data", self.folder / "long.h5", "--row", "4096")
+        calls = [call["words"] for call in self.calls()]
+        self.assertEqual([words[0] for words in calls], ["eval", "train", "train", "train"])
+        for option in ("--train.sequence_length=4096", "--train.context_parallel=4", "--train.gpus=4"):
+            self.assertIn(option, calls[-1])
+        tables = self.call("--tables")
+        self.assertIn("| run | 4 | 400 | 4.00 | 12.5% | 3.00040 | 3.0e-04 |", tables)
+        self.assertIn("| layer 0 | 25% | 1 | 3 | 7 |", tables)
 
     def test_what_has_failed_is_measured_again(self):
         output = self.call("--only", "fp8", code=1, FAIL="3b_sb")
