@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
+#include "multi/digest.h"
 #include "support/process.h"
 
 namespace sbtrain::test {
@@ -31,6 +34,21 @@ INSTANTIATE_TEST_SUITE_P(Worlds, MpiRanks, testing::Values(1, 2, 3, 4),
 TEST_P(MpiRanks, PassTheChecksOfCommunicators) {
   const Outcome outcome = mpirun(GetParam(), {SBTRAIN_RANK});
   EXPECT_EQ(outcome.code, 0) << outcome.output;
+}
+
+// What an optimizer makes of the same weights and gradients is the same for every number of ranks.
+TEST(MpiUpdates, HaveTheSameBitsInEveryWorld) {
+  for (const char* optimizer : {"adamw", "muon"}) {
+    std::set<std::string> digests;
+    for (const auto& [world, sharding] : {std::pair(1, "full"), {2, "none"}, {4, "full"}}) {
+      const TemporaryFolder folder;
+      const Outcome outcome = mpirun(world, {SBTRAIN_UPDATE_RANK, "cpu", optimizer, sharding,
+                                             "multiprocessors", folder.path()});
+      ASSERT_EQ(outcome.code, 0) << outcome.output;
+      digests.insert(digest_in(outcome.output));
+    }
+    EXPECT_EQ(digests.size(), 1U) << optimizer;
+  }
 }
 
 // Rank 1 of three. The others must end, and know why: nobody may wait for ever.

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "core/device.h"
+#include "multi/digest.h"
 #include "support/process.h"
 
 namespace sbtrain::test {
@@ -42,10 +43,10 @@ int free_port() {
 // One process a rank, with the variables of torchrun.
 class Ranks {
  public:
-  explicit Ranks(std::vector<std::string> command) {
+  explicit Ranks(std::vector<std::string> command, int count = world()) {
     const std::string port = std::to_string(free_port());
-    const std::string size = std::to_string(world());
-    for (int rank = 0; rank < world(); ++rank) {
+    const std::string size = std::to_string(count);
+    for (int rank = 0; rank < count; ++rank) {
       std::map<std::string, std::string> environment = {
           {"RANK", std::to_string(rank)},       {"WORLD_SIZE", size},
           {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", size},
@@ -78,6 +79,40 @@ TEST_F(Nccl, PassesTheChecksOfCommunicators) {
   Ranks ranks({SBTRAIN_RANK, "--backend=cuda"});
   for (int rank = 0; rank < world(); ++rank) {
     EXPECT_EQ(ranks[rank].wait(300), 0) << ranks[rank].output();
+  }
+}
+
+// What an optimizer makes of the same weights and gradients is the same for every number of ranks.
+TEST_F(Nccl, UpdatesHaveTheSameBitsInEveryWorld) {
+  if (visible_devices() < 2) GTEST_SKIP() << "one GPU";
+  struct Case {
+    int world;
+    const char *sharding, *engine;
+  };
+  std::vector<Case> cases = {{1, "full", "multiprocessors"},
+                             {2, "full", "multiprocessors"},
+                             {2, "grad", "multiprocessors"},
+                             {2, "none", "multiprocessors"},
+                             {2, "full", "copy_engines"}};
+  if (world() == 4) {
+    cases.insert(cases.end(), {{4, "full", "multiprocessors"},
+                               {4, "none", "multiprocessors"},
+                               {4, "full", "copy_engines"}});
+  }
+  for (const char* optimizer : {"adamw", "muon"}) {
+    std::string first;
+    for (const Case& c : cases) {
+      const TemporaryFolder folder;
+      Ranks ranks({SBTRAIN_UPDATE_RANK, "cuda", optimizer, c.sharding, c.engine, folder.path()},
+                  c.world);
+      for (int rank = 0; rank < c.world; ++rank) {
+        ASSERT_EQ(ranks[rank].wait(120), 0) << ranks[rank].output();
+      }
+      const std::string digest = digest_in(ranks[0].output());
+      if (first.empty()) first = digest;
+      EXPECT_EQ(digest, first) << fmt::format("{}, {} of {}, {}", optimizer, c.sharding, c.world,
+                                              c.engine);
+    }
   }
 }
 

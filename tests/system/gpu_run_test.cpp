@@ -223,7 +223,18 @@ TEST_P(TwoGpus, TrainLikeOne) {
   copy_run("full", "continued", 10);
   ASSERT_EQ(run(steps("continued", 2)), 0) << output_;
   expect_equal_runs("full", "continued");
-  for (const auto& [from, gpus] : {std::pair{"one", 2}, {"full", 1}}) {
+  std::vector<std::pair<std::string, int>> moves = {{"one", 2}, {"full", 1}};
+  if (visible_gpus() >= 4) {
+    for (const char* mode : {"full", "none"}) {
+      const std::string out = fmt::format("four-{}", mode);
+      ASSERT_EQ(run(steps(out, 4, mode)), 0) << output_;
+      expect_close_losses(out, "one", 1, 20);
+    }
+    ASSERT_EQ(run(steps("four-engines", 4, "full", "copy_engines")), 0) << output_;
+    expect_close_losses("four-engines", "one", 1, 20);
+    moves.insert(moves.end(), {{"one", 4}, {"four-full", 2}, {"four-full", 1}});
+  }
+  for (const auto& [from, gpus] : moves) {
     const std::string moved = fmt::format("{}-on-{}", from, gpus);
     copy_run(from, moved, 10);
     ASSERT_EQ(run(steps(moved, gpus)), 0) << output_;
@@ -231,6 +242,30 @@ TEST_P(TwoGpus, TrainLikeOne) {
     EXPECT_NE(output_.find(said), std::string::npos) << output_;
     expect_close_losses(moved, from, 1, 20);
   }
+}
+
+// As two or all of four, and as two pairs.
+TEST_F(GpuSystemTest, GpusThatShareSequencesTrainLikeOne) {
+  if (visible_gpus() < 2) GTEST_SKIP() << "one GPU";
+  const auto steps = [&](const std::string& out, int gpus, int ranks, const char* layout) {
+    std::vector<std::string> arguments = twenty_steps(out, "cuda");
+    arguments.insert(arguments.end(), {"--train.sequence_length=512", "--train.batch=4",
+                                       fmt::format("--train.gpus={}", gpus),
+                                       fmt::format("--train.context_parallel={}", ranks),
+                                       fmt::format("--train.context_layout={}", layout)});
+    return arguments;
+  };
+  ASSERT_EQ(run(steps("one", 1, 1, "auto")), 0) << output_;
+  for (const auto& [gpus, ranks] : {std::pair{2, 2}, {4, 4}, {4, 2}}) {
+    if (gpus > visible_gpus()) continue;
+    for (const char* layout : {"consecutive", "folded"}) {
+      const std::string out = fmt::format("{}-of-{}-{}", ranks, gpus, layout);
+      ASSERT_EQ(run(steps(out, gpus, ranks, layout)), 0) << output_;
+      expect_close_losses(out, "one", 1, 20);
+    }
+  }
+  ASSERT_EQ(run(steps("again", 2, 2, "folded")), 0) << output_;
+  expect_equal_runs("2-of-2-folded", "again");
 }
 
 // More could not share the batch. The run says so and trains.
