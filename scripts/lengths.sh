@@ -2,18 +2,22 @@
 # Trains the models of configs/lengths_*.yaml and measures their loss on longer texts than those that
 # they were trained on.
 #
-#   scripts/lengths.sh [--out DIR] [--seeds N,N,...] [--lengths N,N,...] [--tokens N] [MODEL...]
-#                      [-- TRAINING OPTIONS]
+#   scripts/lengths.sh [--out DIR] [--seeds N,N,...] [--jobs N] [--corpus FOLDER] [--lengths N,N,...] [--tokens N]
+#                      [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/lengths.sh sb rope -- --device=cuda
 #
 # MODEL is the part of the file's name after lengths_; the default is all models. DIR (default:
-# runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each model, three plots, and
-# tables.md. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
+# runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each model, three plots, tables.md, and all results
+# in one file, results.jsonl. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
 # the mean and the range over the seeds, the tables the mean and the standard deviation, and intervals over the documents.
-# Results that exist already are skipped and an interrupted run continues, so the same command
-# continues after a stop. --lengths and --tokens (per length) change what is evaluated. The first run
-# fetches the text with data/fetch_corpus.py. The variable SBTRAIN names a program to use instead of the
-# release build's, PYTHON another python3.
+# Each GPU trains and measures one model at a time; --jobs N sets their number, and they share the GPUs evenly. With
+# several at a time each writes to MODEL.log beside its run. If one fails, the others go on, and the script ends with its
+# exit code. Results that exist already are skipped and an interrupted run continues, so the same command continues after
+# a stop (exit code 85). --lengths and --tokens (per length; default: 2097152) change what is evaluated. --corpus names
+# the text: a folder that data/package_corpus.py or scripts/optimizers.py pack has made; the default is corpus/packages
+# where that exists, otherwise corpus/lengths, whose text the first run fetches with data/fetch_corpus.py. The variable
+# SBTRAIN names a program to use instead of the release build's, PYTHON another python3.
+# shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
 called_from=$PWD
@@ -21,7 +25,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=lengths
 models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased rebased_conv)
 declare -A values=([out]=runs/lengths [seeds]="" [lengths]="512,1024,2048,4096,8192,16384"
-  [tokens]=524288)
+  [tokens]=2097152 [jobs]="" [corpus]="")
 targets=256
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
@@ -34,20 +38,37 @@ done
 
 # ---- Data -------------------------------------------------------------------------------------
 
-data=corpus/lengths # the folder that the configurations name
-if [ ! -f $data/tokenizer.model ] || [ ! -f $data/train.h5 ]; then
-  "$python" data/fetch_corpus.py --output $data/text
+find_corpus
+data=corpus/lengths
+if [ "$corpus" = $data ]; then
+  if [ ! -f $data/tokenizer.model ] || [ ! -f $data/train.h5 ]; then
+    "$python" data/fetch_corpus.py --output $data/text
+  fi
+  if [ ! -f $data/tokenizer.model ]; then
+    "$sbtrain" tokenizer train --input $data/text/train --vocab 32000 --output $data/tokenizer.model
+  fi
+  for part in train:train validation:val; do
+    file=$data/${part#*:}.h5
+    [ -f "$file" ] || "$sbtrain" prepare --tokenizer $data/tokenizer.model \
+      --input "$data/text/${part%:*}" --output "$file"
+  done
 fi
-if [ ! -f $data/tokenizer.model ]; then
-  "$sbtrain" tokenizer train --input $data/text/train --vocab 32000 --output $data/tokenizer.model
-fi
-for part in train:train validation:val; do
-  file=$data/${part#*:}.h5
-  [ -f "$file" ] || "$sbtrain" prepare --tokenizer $data/tokenizer.model \
-    --input "$data/text/${part%:*}" --output "$file"
-done
 
 # ---- Training and evaluation ------------------------------------------------------------------
+
+# The results of a model, by name: with rotary positions, which scaling can stretch, those as well. The paper of CoCA
+# scales its own.
+results_of() { # results_of MODEL
+  echo "$1"
+  case $1 in rope* | coca*) echo "$1_dynamic_ntk" ;; esac
+}
+
+is_measured() { # is_measured FOLDER MODEL
+  local name
+  for name in $(results_of "$2"); do
+    if [ ! -f "$1/$name.json" ] || [ ! -f "$1/${name}_same.json" ]; then return 1; fi
+  done
+}
 
 # measure FOLDER NAME RUN OPTIONS... writes FOLDER/NAME.json and, with the same targets for all lengths,
 # FOLDER/NAME_same.json.
@@ -63,31 +84,34 @@ measure() {
 
 # train_and_measure FOLDER MODEL TRAINING OPTIONS...
 train_and_measure() {
-  local folder=$1 model=$2
+  local folder=$1 model=$2 name
   shift 2
-  if [ ! -f "$folder/$model.json" ]; then
-    echo "lengths: training $folder/$model"
-    # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
+  # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
+  [ -f "$folder/$model.json" ] ||
     "$sbtrain" train --config "configs/lengths_$model.yaml" --out "$folder/$model" "$@" || exit
-  fi
-  echo "lengths: evaluating $folder/$model"
-  measure "$folder" "$model" "$model"
-  # Models with rotary positions, which scaling can stretch, the paper of CoCA its own as well.
-  case $model in
-    rope* | coca*) measure "$folder" "${model}_dynamic_ntk" "$model" --rope-scaling dynamic_ntk ;;
-  esac
+  for name in $(results_of "$model"); do
+    if [ "$name" = "$model" ]; then
+      measure "$folder" "$name" "$model"
+    else
+      measure "$folder" "$name" "$model" --rope-scaling dynamic_ntk
+    fi
+  done
 }
 
 folders=("${seeds[@]/#/$out/seed-}")
 [ ${#seeds[@]} -gt 0 ] || folders=("$out")
 for model in "${models[@]}"; do
   for folder in "${folders[@]}"; do
-    seed=()
-    [ "$folder" = "$out" ] || seed=(--seed="${folder##*/seed-}")
+    if is_measured "$folder" "$model"; then continue; fi
+    seed=() name=$model
+    if [ "$folder" != "$out" ]; then
+      seed=(--seed="${folder##*/seed-}") name=${folder##*/}/$model
+    fi
     mkdir -p "$folder"
-    train_and_measure "$folder" "$model" "${options[@]}" "${seed[@]}"
+    start_job "$name" train_and_measure "$folder" "$model" "${corpus_options[@]}" "${options[@]}" "${seed[@]}"
   done
 done
+finish_jobs
 
 # ---- Plots and tables -------------------------------------------------------------------------
 
@@ -114,12 +138,15 @@ for result in "${results[@]}"; do
     labels=$labels,${result#*=}
   done
 done
-against=()
-case ,$labels, in *",stick-breaking,"*) against=(--against stick-breaking) ;; esac
-"$python" scripts/tables.py --labels "${labels#,}$labels" --bootstrap 1000 "${against[@]}" "${files[@]}" "${same[@]}" \
-  >"$out/tables.md"
-echo "lengths: $out/tables.md"
-if can_draw scripts/plot_lengths.py; then
+if [ ${#files[@]} -gt 0 ]; then
+  against=()
+  case ,$labels, in *",stick-breaking,"*) against=(--against stick-breaking) ;; esac
+  "$python" scripts/tables.py --labels "${labels#,}$labels" --bootstrap 1000 "${against[@]}" "${files[@]}" "${same[@]}" \
+    >"$out/tables.md"
+  "$python" scripts/collect_results.py --labels "${labels#,}$labels" "${files[@]}" "${same[@]}" -o "$out/results.jsonl"
+  echo "lengths: $out/tables.md"
+fi
+if [ ${#files[@]} -gt 0 ] && can_draw scripts/plot_lengths.py; then
   # The loss without positions rises so far that the other curves would merge into one line.
   plot=("$python" scripts/plot_lengths.py --max-loss 5 --labels "${labels#,}")
   "${plot[@]}" "${files[@]}" -o "$out/lengths.png"
@@ -127,3 +154,4 @@ if can_draw scripts/plot_lengths.py; then
   "${plot[@]}" "${same[@]}" -o "$out/lengths_same.png" \
     --title "The same $targets targets with more and more context"
 fi
+end_with_jobs

@@ -2,8 +2,8 @@
 # Trains the models of configs/lengths_*.yaml to find needles in texts of at most 512 tokens, and asks for needles in
 # texts of up to 16 times that length.
 #
-#   scripts/needles.sh [--out DIR] [--seeds N,N,...] [--lengths N,N,...] [--text STEPS] [--needles STEPS]
-#                      [--tasks NAME,NAME,...] [--row TOKENS] [MODEL...] [-- TRAINING OPTIONS]
+#   scripts/needles.sh [--out DIR] [--seeds N,N,...] [--jobs N] [--corpus FOLDER] [--lengths N,N,...] [--text STEPS]
+#                      [--needles STEPS] [--tasks NAME,NAME,...] [--row TOKENS] [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/needles.sh sb rope alibi -- --device=cuda
 #   scripts/needles.sh --out runs/needles_vt --row 1024 --tasks passkey,vt sb rope -- --device=cuda
 #
@@ -11,10 +11,12 @@
 # on text and on samples of passkey, niah_single_1 and niah_multikey_2 in turns (sbtrain data tasks, with another seed
 # than the evaluation's). --tasks names others of passkey, niah_single_1, niah_multikey_2 and vt; vt, whose prompt begins
 # with a solved example of 500 tokens, needs rows of 1024 (--row; default: 512, a step has 65536 tokens in any case). Models
-# with rotary positions are asked with dynamic NTK too. DIR (default: runs/needles) gets a run folder and MODEL-SEED.json for each model and seed (default: 1),
-# tasks.md and tasks.png. Results that exist are skipped and an interrupted run continues. The texts are those of
-# scripts/lengths.sh, which has to have fetched them. The variable SBTRAIN names a program to use instead of the release
-# build's, PYTHON another python3.
+# with rotary positions are asked with dynamic NTK too. DIR (default: runs/needles) gets a run folder and MODEL-SEED.json
+# for each model and seed (default: 1), tasks.md and tasks.png, and all results in one file, results.jsonl. Jobs, results
+# that exist, interruptions and --corpus are as in scripts/lengths.sh, which has to have fetched the texts of
+# corpus/lengths. --samples (1500) are the samples of each task and length to train on, --asked (100) the prompts. The
+# variable SBTRAIN names a program to use instead of the release build's, PYTHON another python3.
+# shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
 called_from=$PWD
@@ -22,7 +24,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=lengths
 models=(sb rope alibi window none)
 declare -A values=([out]=runs/needles [seeds]=1 [lengths]="320,512,1024,2048,4096,8192" [text]=500 [needles]=700
-  [samples]=1500 [tasks]="passkey,niah_single_1,niah_multikey_2" [row]=512)
+  [samples]=1500 [tasks]="passkey,niah_single_1,niah_multikey_2" [row]=512
+  [asked]=100 [jobs]="" [corpus]="")
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
 parse_command_line "$called_from" "$@"
@@ -38,8 +41,9 @@ for task in ${tasks//,/ }; do
     *) usage_error "--tasks: '$task' is not passkey, niah_single_1, niah_multikey_2 or vt" ;;
   esac
 done
-tokenizer=corpus/lengths/tokenizer.model
-[ -f corpus/lengths/train.h5 ] || usage_error "corpus/lengths/train.h5 is missing: scripts/lengths.sh fetches the text"
+find_corpus
+tokenizer=$corpus/tokenizer.model
+[ -f "$corpus/train.h5" ] || usage_error "corpus/lengths/train.h5 is missing: scripts/lengths.sh fetches the text"
 
 # ---- Data -------------------------------------------------------------------------------------
 
@@ -67,25 +71,23 @@ if [ ! -f "$out/needles.h5" ]; then
     "$sbtrain" data tasks --samples "${values[samples]}" --seed 7 --tokenizer "$tokenizer" --tasks "$group" \
       --lengths "$lengths" --output "$out/${task%%_*}.jsonl"
   done
-  "$sbtrain" prepare --input "${inputs[@]}" --tokenizer $tokenizer --output "$out/needles.h5"
+  "$sbtrain" prepare --input "${inputs[@]}" --tokenizer "$tokenizer" --output "$out/needles.h5"
   rm "${inputs[@]}"
 fi
 
 # ---- Training and evaluation ------------------------------------------------------------------
 
-files=()
-labels=
 evaluate() { # evaluate RESULT RUN OPTIONS...
   local result=$1 run=$2
   shift 2
-  [ -f "$result" ] || "$sbtrain" eval --checkpoint "$run" --device "$device" --tasks "$tasks" \
-    --lengths "${values[lengths]}" --json "$result" "$@"
-  files+=("$result")
+  # An evaluation writes its file after each length, so that a file by this name is whole.
+  [ -f "$result" ] || { "$sbtrain" eval --checkpoint "$run" --device "$device" --tasks "$tasks" \
+    --lengths "${values[lengths]}" --samples "${values[asked]}" --json "$result.part" "$@" && mv "$result.part" "$result"; }
 }
-for model in "${models[@]}"; do
-  for seed in ${values[seeds]//,/ }; do
-    run=$out/$model-$seed
-    cat >"$run.yaml" <<YAML
+
+train_and_ask() { # train_and_ask MODEL SEED
+  local model=$1 run=$out/$1-$2
+  cat >"$run.yaml" <<YAML
 include: $PWD/configs/lengths_$model.yaml
 name: $model
 train: {sequence_length: $row, batch: $((65536 / row)), micro_batch: $((32768 / row))}
@@ -96,24 +98,37 @@ stages:
   - name: needles
     length: ${values[needles]} steps
     schedule: {type: cosine, final_ratio: 0.1}
-    sources: [{path: corpus/lengths/train.h5, weight: 2}, {path: $out/needles.h5, weight: 3}]
+    sources: [{path: $corpus/train.h5, weight: 2}, {path: $out/needles.h5, weight: 3}]
 YAML
-    if [ ! -f "$run.json" ]; then
-      # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
-      "$sbtrain" train --config "$run.yaml" --out "$run" --seed="$seed" "${options[@]}" || exit
-    fi
-    evaluate "$run.json" "$run"
-    labels=$labels,$model
-    case $model in
-      rope* | coca*)
-        evaluate "$out/${model}_dynamic_ntk-$seed.json" "$run" --rope-scaling dynamic_ntk
-        labels=$labels,${model}_dynamic_ntk
-        ;;
-    esac
+  # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
+  [ -f "$run.json" ] ||
+    "$sbtrain" train --config "$run.yaml" --out "$run" --seed="$2" "${corpus_options[@]}" "${options[@]}" || exit
+  evaluate "$run.json" "$run"
+  case $model in
+    rope* | coca*) evaluate "$out/${model}_dynamic_ntk-$2.json" "$run" --rope-scaling dynamic_ntk ;;
+  esac
+}
+
+files=()
+labels=
+for model in "${models[@]}"; do
+  for seed in ${values[seeds]//,/ }; do
+    names=("$model")
+    case $model in rope* | coca*) names+=("${model}_dynamic_ntk") ;; esac
+    missing=
+    for name in "${names[@]}"; do
+      files+=("$out/$name-$seed.json")
+      labels=$labels,$name
+      [ -f "$out/$name-$seed.json" ] || missing=yes
+    done
+    [ -z "$missing" ] || start_job "$model-$seed" train_and_ask "$model" "$seed"
   done
 done
+finish_jobs
+[ $failure -eq 0 ] || end_with_jobs
 
 "$python" scripts/tables.py --labels "${labels#,}" "${files[@]}" >"$out/tasks.md"
+"$python" scripts/collect_results.py --labels "${labels#,}" "${files[@]}" -o "$out/results.jsonl"
 echo "needles: $out/tasks.md"
 if can_draw scripts/plot_tasks.py; then
   "$python" scripts/plot_tasks.py --labels "${labels#,}" "${files[@]}" -o "$out/tasks.png"

@@ -4,6 +4,7 @@
     scripts/plot_lengths.py sb.json rope.json -o lengths.png
     scripts/plot_lengths.py sb.json rope.json --positions -o positions.png
     scripts/plot_lengths.py --labels sb,sb,rope,rope sb1.json sb2.json rope1.json rope2.json
+    scripts/plot_lengths.py runs/lengths/results.jsonl --same-targets -o same.png    # many results in one file
 
 Files with the same label, which are those of one model with different seeds, are drawn as their mean and a band
 over their range. The last loss of each line stands beside it, and the line that ends lowest is drawn strongest. Marks
@@ -13,15 +14,14 @@ python3-matplotlib).
 """
 
 import argparse
-import json
 import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from plotting import (COLOURS, MARKERS, PlotError, by_label, label_ends, labels_of, line_of, load_pyplot, save,
-                      set_title, style_axes)
+from plotting import (COLOURS, MARKERS, PlotError, by_label, label_ends, labels_of, line_of, load_pyplot, results_in,
+                      save, set_title, style_axes)
 
 
 @dataclass
@@ -32,24 +32,29 @@ class Measured:
     lengths: list = field(default_factory=list)  # the results that are not absent
 
 
-def read(path, label):
+def measured_of(record, label, path):
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
         results = [r for r in record["lengths"] if "absent" not in r]
         for absent in (r for r in record["lengths"] if "absent" in r):
             print(f"{path}: {absent['length']}: {absent['absent']}", file=sys.stderr)
-        if not label:
-            scaling = record["rope_scaling"]
-            label = record["name"].removeprefix("lengths_") + (f", {scaling}" if scaling else "")
         measured = Measured(label, record["train_length"], record["same_targets"],
                             sorted(results, key=lambda r: r["length"]))
-    except OSError as error:
-        raise PlotError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise PlotError(f"{path}: no result of `sbtrain eval --lengths`: {error!r}") from error
     if not measured.lengths:
         raise PlotError(f"{path}: holds no length with a loss")
     return measured
+
+
+def read(path, label, same_targets):
+    """The results of a file. Of many results in one, those of the same targets or the others."""
+    measured = [measured_of(record, label or own, path) for own, record in results_in(path)]
+    if len(measured) == 1:
+        return measured
+    chosen = [m for m in measured if bool(m.targets) == same_targets]
+    if not chosen:
+        raise PlotError(f"{path}: no result is one {'of' if same_targets else 'without'} --same-targets")
+    return chosen
 
 
 def over_length(measured):
@@ -155,6 +160,8 @@ def parse_arguments():
     parser.add_argument("--positions", action="store_true",
                         help="loss over the position in the longest windows")
     parser.add_argument("--max-loss", type=float, metavar="NATS", help="where the y axis ends")
+    parser.add_argument("--same-targets", action="store_true",
+                        help="of many results in one file, those of the same targets")
     parser.add_argument("--title")
     return parser.parse_args()
 
@@ -162,7 +169,8 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     try:
-        measured = [read(path, label) for path, label in zip(arguments.files, labels_of(arguments))]
+        measured = [m for path, label in zip(arguments.files, labels_of(arguments))
+                    for m in read(path, label, arguments.same_targets)]
         name = "positions.png" if arguments.positions else "lengths.png"
         output = Path(arguments.output or Path(arguments.files[0]).parent / name)
         draw(measured, arguments, output)

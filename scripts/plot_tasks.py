@@ -11,13 +11,12 @@ trained with. The script needs matplotlib (Debian and Ubuntu: apt-get install py
 """
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from plotting import (COLOURS, INK, MARKERS, PlotError, by_label, labels_of, line_of, load_pyplot, save, set_title,
-                      style_axes)
+from plotting import (COLOURS, INK, MARKERS, PlotError, by_label, labels_of, line_of, load_pyplot, results_in, save,
+                      set_title, style_axes)
 
 COLUMNS = 4  # panels side by side
 NUMBERED = 12  # heat maps of up to this many lengths have their scores written into them
@@ -30,9 +29,8 @@ class Run:
     tasks: dict  # name: results by length that are not absent, in ascending order
 
 
-def read(path, label):
+def run_of(record, label, path):
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
         tasks = {}
         for task in record["tasks"]:
             for absent in (r for r in task["lengths"] if "absent" in r):
@@ -40,16 +38,17 @@ def read(path, label):
             results = sorted((r for r in task["lengths"] if "absent" not in r), key=lambda r: r["length"])
             if results:
                 tasks[task["task"]] = results
-        scaling = record["rope_scaling"]
-        label = label or record["name"] + (f", {scaling}" if scaling else "")
         run = Run(label, record["train_length"], tasks)
-    except OSError as error:
-        raise PlotError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise PlotError(f"{path}: no result of `sbtrain eval --tasks`: {error!r}") from error
     if not run.tasks:
         raise PlotError(f"{path}: holds no task with a score")
     return run
+
+
+def read(path, label):
+    """The results of a file."""
+    return [run_of(record, label or own, path) for own, record in results_in(path)]
 
 
 def task_names(runs, chosen):
@@ -213,7 +212,7 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     try:
-        runs = [read(path, label) for path, label in zip(arguments.files, labels_of(arguments))]
+        runs = [run for path, label in zip(arguments.files, labels_of(arguments)) for run in read(path, label)]
         names = task_names(runs, arguments.tasks.split(",") if arguments.tasks else None)
         name = "depths.png" if arguments.depth else "tasks.png"
         output = Path(arguments.output or Path(arguments.files[0]).parent / name)

@@ -1,8 +1,10 @@
 """What the plot_*.py scripts share: colours, fonts, axes, loading matplotlib and saving a figure."""
 
+import json
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 
 # So many that no plot here needs one twice; the first ones are the easiest to tell apart.
@@ -24,6 +26,50 @@ def labels_of(arguments):
     if len(labels) != len(arguments.files):
         raise PlotError(f"{len(labels)} labels for {len(arguments.files)} files")
     return labels
+
+
+def name_of(record):
+    """What a result is called where no label is given: its run, with what scaled its positions."""
+    scaling = record.get("rope_scaling")
+    return str(record.get("name", "")).removeprefix("lengths_") + (f", {scaling}" if scaling else "")
+
+
+def give_places(value, places):
+    """Gives lists of losses by document the documents that an earlier one has (scripts/collect_results.py)."""
+    if isinstance(value, list):
+        for item in value:
+            give_places(item, places)
+    elif isinstance(value, dict):
+        name = value.get("places")
+        if name and "document" in value:
+            places[name] = {key: value[key] for key in ("store", "document", "tokens")}
+        elif name:
+            value.update(places[name])
+        for item in list(value.values()):
+            give_places(item, places)
+
+
+def results_in(argument):
+    """[(label, record)] of a file: the one that `sbtrain eval --json FILE` or a sweep has written (a folder stands for
+    its sweep.json), the rows of `sbtrain bench skip --json` as {"rows": ...}, or what scripts/collect_results.py has
+    put into one file."""
+    path = Path(argument)
+    path = path / "sweep.json" if path.is_dir() else path
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".jsonl":
+            record = json.loads(text)
+            return [(name_of(record), record)]
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        if lines and "keys_read" in lines[0]:
+            return [(name_of(lines[0]), {"rows": lines})]
+        places = {}
+        give_places(lines, places)
+        return [(line["label"], line) for line in lines]
+    except OSError as error:
+        raise PlotError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlotError(f"{path}: no results: {error!r}") from error
 
 
 def by_label(runs):

@@ -21,16 +21,14 @@ how far the choice of documents may have decided; what the seeds decide is the Â
 
 import argparse
 import functools
-import json
 import random
 import sys
 from dataclasses import dataclass, field
 from operator import itemgetter
-from pathlib import Path
 from statistics import mean, stdev
 
 import plot_sweep
-from plotting import PlotError, by_label, labels_of
+from plotting import PlotError, by_label, labels_of, results_in
 
 
 @dataclass
@@ -170,11 +168,6 @@ def table_by_length(results, digits, bold):
     return table(["", *map(str, lengths), "seeds"], rows)
 
 
-def default_label(record):
-    scaling = record["rope_scaling"]
-    return record["name"].removeprefix("lengths_") + (f", {scaling}" if scaling else "")
-
-
 def loss_tables(records, bootstrap, against):
     """Of `sbtrain eval --lengths`: one for windows of their own text, one for each number of same targets."""
     for targets in sorted({record["same_targets"] for _, record in records}):
@@ -262,49 +255,31 @@ def skip_table(rows):
     return (f"Skipping keys: {rows[0]['name']}, {rows[0]['batch_tokens']} tokens in a batch", table(head, lines))
 
 
-def read(argument):
-    """The kind of the result that a file holds, and its content."""
-    path = Path(argument)
-    path = path / "sweep.json" if path.is_dir() else path
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-            if rows and "keys_read" in rows[0]:
-                return "skip", rows
-        else:
-            record = json.loads(text)
-            if "best_over" in record:
-                return "sweep", record
-            if "tasks" in record:
-                return "tasks", record
-            if "same_targets" in record:
-                return "lengths", record
-            if "benefit" in record:
-                return "benefit", record
-    except OSError as error:
-        raise PlotError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlotError(f"{path}: {error}") from error
-    raise PlotError(f"{path}: no result that this script knows")
+KINDS = {"best_over": "sweep", "tasks": "tasks", "same_targets": "lengths", "benefit": "benefit", "rows": "skip"}
+
+
+def kind_of(record):
+    return next((kind for key, kind in KINDS.items() if key in record), None)
 
 
 def tables(files, labels, key, bootstrap, against):
-    found = {"lengths": [], "benefit": [], "tasks": [], "sweep": [], "skip": []}
+    found = {kind: [] for kind in KINDS.values()}
     for file, label in zip(files, labels):
-        kind, content = read(file)
-        try:
-            if kind in ("lengths", "benefit", "tasks"):
-                content = (label or default_label(content), content)
-            found[kind].append(content)
-        except KeyError as error:
-            raise PlotError(f"{file}: no {error}") from error
-    yield from loss_tables(found["lengths"], bootstrap, against)
-    yield from benefit_tables(found["benefit"], bootstrap)
-    yield from task_tables(found["tasks"])
-    for sweeps in by_grid(found["sweep"]):
-        yield sweep_table(sweeps, key)
-    yield from map(skip_table, found["skip"])
+        for own, record in results_in(file):
+            kind = kind_of(record)
+            if not kind:
+                raise PlotError(f"{file}: no result that this script knows")
+            found[kind].append((label or own, record))
+    try:
+        yield from loss_tables(found["lengths"], bootstrap, against)
+        yield from benefit_tables(found["benefit"], bootstrap)
+        yield from task_tables(found["tasks"])
+        for sweeps in by_grid([record for _, record in found["sweep"]]):
+            yield sweep_table(sweeps, key)
+        for _, record in found["skip"]:
+            yield skip_table(record["rows"])
+    except (KeyError, TypeError) as error:
+        raise PlotError(f"a result lacks {error}") from error
 
 
 def parse_arguments():

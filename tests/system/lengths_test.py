@@ -134,6 +134,18 @@ class Needles(Script):
             self.assertEqual(text.count(f"| {model} | 0.75 ± 0.35 | 0.00 ± 0.00 | 2 |"), 3, text)
         self.assertEqual(self.run_script(*arguments), [])  # nothing is left to do
 
+    def test_two_at_a_time(self):
+        arguments = ("--seeds", "1,2", "--lengths", "512", "--jobs", "2", "sb", "rope", "--", "--device=cpu")
+        calls = self.run_script(*arguments)
+        self.assertEqual(len([call for call in calls if call[0] == "train"]), 4)
+        self.assertEqual(self.output.count(" is done after "), 4, self.output)
+        self.assertTrue((self.folder / "out/rope-2.log").is_file())
+        lines = [json.loads(line) for line in (self.folder / "out/results.jsonl").read_text().splitlines()]
+        self.assertEqual([(line["label"], line["file"]) for line in lines[:3]], [
+            ("sb", "out/sb-1.json"), ("sb", "out/sb-2.json"), ("rope", "out/rope-1.json")])
+        self.assertEqual(self.run_script(*arguments), [])
+        self.run_script("--jobs", "0", "sb", code=2)
+
     def test_variable_tracking_in_longer_rows(self):
         calls = self.run_script("--tasks", "passkey,niah_multikey_2,vt", "--row", "1024", "coca", "alibi")
         written = [(call[call.index("--tasks") + 1], call[call.index("--lengths") + 1].split(",")[-1])
@@ -232,6 +244,29 @@ class Tables(unittest.TestCase):
         # On the same targets the model b has 0.5 and 0.4 more.
         self.assertRegex(text, r"\| b \| \+0\.450 \(\+0\.43\d to \+0\.46\d\) \|")
         self.assertNotIn("| a | +0", text)
+
+    def test_many_results_in_one_file(self):
+        files = [self.write(f"runs/{i}.json", r) for i, r in enumerate(
+            (self.losses("lengths_a", 2.0, 4.0), self.losses("lengths_a", 2.0, 4.2), self.losses("b", 2.5, 4.5)))]
+        tasks = {"name": "a", "rope_scaling": "dynamic_ntk", "tasks": [{"task": "vt", "lengths": [
+            {"length": 512, "score": 1 / 3, "results": [{"score": 1}] * 100}]}]}
+        files.append(self.write("runs/tasks.json", tasks))
+        row = {"name": "sb", "length": 512, "epsilon": 0, "batch_tokens": 1024, "keys_read": 1, "loss": 3.0}
+        times = ["attention_forward_seconds", "attention_backward_seconds", "model_forward_seconds",
+                 "model_training_seconds"]
+        files.append(self.write("skip.jsonl", json.dumps({**row, **{key: 0.002 for key in times}}) + "\n"))
+        options = ("--bootstrap", "400", "--against", "a")
+        kept = self.folder / "results.jsonl"
+        subprocess.run([sys.executable, ROOT / "scripts/collect_results.py", *files, "-o", kept], check=True,
+                       env={**os.environ, "SBTRAIN_VERSION": "1.2.3"})
+        self.assertEqual(self.tables(*options, *files), self.tables(*options, str(kept)))
+        lines = [json.loads(line) for line in kept.read_text().splitlines()]
+        self.assertEqual([(line["label"], line["file"], line["program"]) for line in lines[1:4:2]],
+                         [("a", "runs/1.json", "1.2.3"), ("a, dynamic_ntk", "runs/tasks.json", "1.2.3")])
+        sums = [line["lengths"][0]["by_document"] for line in lines[:3]]
+        self.assertEqual([sorted(s) for s in sums], [["document", "loss_sum", "places", "store", "tokens"],
+                                                     *[["loss_sum", "places"]] * 2])
+        self.assertNotIn("results", kept.read_text().splitlines()[3].partition("tasks.json")[2])
 
     def test_pairs_need_the_same_targets(self):
         other = self.losses("b", 2.5)

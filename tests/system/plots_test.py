@@ -238,7 +238,7 @@ class Tasks(unittest.TestCase):
             absent = {"length": 256, "absent": "vt needs 700 tokens at least"}
             a = self.run_of(folder, "a", {"vt": [scored(2048, 0.5), absent, scored(1024, 1)]})
             b = self.run_of(folder, "b", {"cwe": [scored(1024, 1)], "fwe": [absent]})
-            runs = [plot_tasks.read(a, ""), plot_tasks.read(b, "other")]
+            runs = [*plot_tasks.read(a, ""), *plot_tasks.read(b, "other")]
             self.assertEqual([r["length"] for r in runs[0].tasks["vt"]], [1024, 2048])
             self.assertEqual(runs[1].label, "other")
             self.assertEqual(plot_tasks.task_names(runs, None), ["vt", "cwe"])
@@ -249,7 +249,7 @@ class Tasks(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             files = [self.run_of(folder, name, {"vt": [scored(1024, score)]})
                      for name, score in (("a", 0.5), ("b", 1), ("c", 0))]
-            runs = [plot_tasks.read(file, label) for file, label in zip(files, ("one", "two", "two"))]
+            runs = [run for file, label in zip(files, ("one", "two", "two")) for run in plot_tasks.read(file, label)]
             one, two = plot_tasks.task_lines(runs, "vt")
             self.assertEqual((one.label, one.x, one.mean, one.low, one.high), ("one", [1024], [0.5], [0.25], [0.75]))
             self.assertEqual((two.label, two.x, two.mean, two.low, two.high), ("two", [1024], [0.5], [0], [1]))

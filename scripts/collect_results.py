@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Puts what experiments measured into one small file, a line of JSON for each result, to be kept with the tables that
+were made of it.
+
+    scripts/collect_results.py runs/lengths/seed-*/*.json -o docs/results/lengths.jsonl
+    scripts/collect_results.py --labels A,A,B a1.json a2.json b.json -o results.jsonl
+    scripts/collect_results.py runs/mqrar runs/pair_350m/skip.jsonl -o results.jsonl   # sweeps, and bench skip
+
+A line is the result as `sbtrain eval --json FILE`, `sbtrain sweep` or `sbtrain bench skip` wrote it, with "label", the
+name of its row in tables (--labels; default: that of the run), "file", the names of the folder and the file, and
+"program", the version of sbtrain that stands in the environment variable SBTRAIN_VERSION, if it does. Numbers have six
+digits, losses by single positions and single samples are left out, and the documents of a list of losses are a name
+where an earlier line has the same ones. scripts/tables.py, plot_lengths.py and plot_tasks.py read such files.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from plotting import PlotError, labels_of, results_in
+
+LEFT_OUT = {"loss_at_position", "results"}
+PLACES = ("store", "document", "tokens")  # of a list of losses by document: alike for all models
+
+
+def shortened(value):
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [shortened(item) for item in value]
+    if isinstance(value, dict):
+        return {key: shortened(item) for key, item in value.items() if key not in LEFT_OUT}
+    return value
+
+
+def name_places(value, names):
+    """Names the documents of lists of losses: the first list of its kind has them, later ones refer to it."""
+    if isinstance(value, list):
+        for item in value:
+            name_places(item, names)
+    elif isinstance(value, dict):
+        sums = value.get("by_document")
+        if isinstance(sums, dict):
+            key = json.dumps([sums[place] for place in PLACES])
+            if key in names:
+                for place in PLACES:
+                    del sums[place]
+            sums["places"] = names.setdefault(key, f"places-{len(names) + 1}")
+        for item in value.values():
+            name_places(item, names)
+
+
+def lines(arguments):
+    version = os.environ.get("SBTRAIN_VERSION")
+    names = {}
+    for path, label in zip(arguments.files, labels_of(arguments)):
+        for own, record in results_in(path):
+            record = shortened(record)
+            name_places(record, names)
+            head = {"label": label or own, "file": "/".join(Path(path).parts[-2:])}
+            yield {**head, **({"program": version} if version else {}), **record}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 1)[1],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="results, or folders of sweeps")
+    parser.add_argument("--labels", metavar="A,B,...", help="one for each file; default: the names of the runs")
+    parser.add_argument("-o", "--output", required=True, metavar="JSONL")
+    arguments = parser.parse_args()
+    try:
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines(arguments))
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    except PlotError as error:
+        sys.exit(f"collect_results: {error}")
+    except OSError as error:
+        sys.exit(f"collect_results: {arguments.output}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

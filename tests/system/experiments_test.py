@@ -1,0 +1,102 @@
+"""scripts/lengths.sh with the program itself, a tiny model and two jobs at a time: jobs that fail,
+that are stopped and go on, and that are not repeated.
+
+    experiments_test.py SBTRAIN TEXT.jsonl
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM, TEXT = (str(Path(path).resolve()) for path in sys.argv[1:3])
+TINY = ["--device=cpu", "--model.width=32", "--model.inner=32", "--model.heads=1", "--model.layers=1",
+        "--model.vocab=400", "--train.sequence_length=32", "--train.micro_batch=2", "--train.batch=2",
+        "--validation.tokens=128"]
+
+
+class Experiments(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        for part in ("scripts", "configs"):
+            shutil.copytree(ROOT / part, self.folder / part)
+        corpus = self.folder / "texts"
+        corpus.mkdir()
+        subprocess.run([PROGRAM, "tokenizer", "train", "--input", TEXT, "--vocab", "400", "--output",
+                        corpus / "tokenizer.model"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name in ("train", "held_out"):
+            subprocess.run([PROGRAM, "prepare", "--input", TEXT, "--tokenizer", corpus / "tokenizer.model", "--output",
+                            corpus / f"{name}.h5"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.out = self.folder / "out"
+        self.environment = {**os.environ, "SBTRAIN": PROGRAM, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
+                            "CUDA_VISIBLE_DEVICES": ""}
+
+    def start(self, script, *arguments, steps):
+        command = [self.folder / "scripts" / script, "--out", self.out, "--corpus", "texts", *arguments, "--", *TINY,
+                   f"--stages.0.length={steps} steps", "--stages.0.schedule.warmup=1 steps"]
+        return subprocess.Popen(list(map(str, command)), cwd=self.folder, env=self.environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run_script(self, script, *arguments, steps=3, code=0):
+        process = self.start(script, *arguments, steps=steps)
+        output = process.communicate(timeout=200)[0]
+        self.assertEqual(process.returncode, code, output)
+        return output
+
+    lengths = ("lengths.sh", "--lengths", "256,320", "--tokens", "320", "--jobs", "2", "--seeds", "1,2")
+
+    def test_two_at_a_time_of_which_one_fails(self):
+        broken = self.folder / "configs/lengths_broken.yaml"
+        broken.write_text("include: lengths_sb.yaml\nname: lengths_broken\ntrain: {lr: -1}\n")
+        output = self.run_script(*self.lengths, "broken", "sb", "rope", code=3)
+        log = self.out / "seed-1/broken.log"
+        self.assertIn(f"lengths: seed-1/broken failed with exit code 3 (its output: {log})", output)
+        self.assertIn("train.lr", log.read_text())
+        self.assertRegex(output.splitlines()[-1], r"seed-./broken \(its output: .*\) failed first, with exit code 3")
+        self.assertEqual(output.count(" is done after "), 4)
+        for seed in (1, 2):
+            for name in ("sb", "sb_same", "rope", "rope_same", "rope_dynamic_ntk", "rope_dynamic_ntk_same"):
+                self.assertTrue((self.out / f"seed-{seed}/{name}.json").is_file(), name)
+        self.assertEqual(len((self.out / "results.jsonl").read_text().splitlines()), 12)
+
+        broken.write_text("include: lengths_sb.yaml\nname: lengths_broken\n")
+        output = self.run_script(*self.lengths, "broken", "sb", "rope")
+        self.assertEqual(output.count(" begins"), 2, output)  # those that had failed
+        self.assertNotIn(" begins", self.run_script(*self.lengths, "broken", "sb", "rope"))
+        self.assertIn("give another --out", self.run_script(*self.lengths, "--corpus", "corpus/lengths", code=2))
+
+    def wait_for_steps(self, process):
+        """Until both runs of the first two jobs have made steps."""
+        for _ in range(600):
+            files = list(self.out.glob("seed-*/*/metrics.jsonl"))
+            if len(files) == 2 and all(file.stat().st_size > 0 for file in files):
+                return
+            self.assertIsNone(process.poll())
+            time.sleep(0.1)
+        self.fail("no run began")
+
+    def test_a_stop_reaches_the_trainings(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            shutil.rmtree(self.out, ignore_errors=True)
+            process = self.start(*self.lengths, "sb", steps=1000000)
+            self.wait_for_steps(process)
+            process.send_signal(number)
+            output = process.communicate(timeout=100)[0]
+            self.assertEqual(process.returncode, 85, output)
+            self.assertEqual(output.count(" was stopped"), 2, output)
+            for seed in (1, 2):
+                status = json.loads((self.out / f"seed-{seed}/sb/status.json").read_text())
+                self.assertEqual(status["exit_code"], 85, status)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
