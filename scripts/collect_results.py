@@ -5,8 +5,10 @@ were made of it.
     scripts/collect_results.py runs/lengths/seed-*/*.json -o docs/results/lengths.jsonl
     scripts/collect_results.py --labels A,A,B a1.json a2.json b.json -o results.jsonl
     scripts/collect_results.py runs/mqrar runs/pair_350m/skip.jsonl -o results.jsonl   # sweeps, and bench skip
+    scripts/collect_results.py runs/1b_sb_warmup -o results.jsonl                      # curves of a run
 
-A line is the result as `sbtrain eval --json FILE`, `sbtrain sweep` or `sbtrain bench skip` wrote it, with "label", the
+A line is the result as `sbtrain eval --json FILE`, `sbtrain sweep` or `sbtrain bench skip` wrote it, or the curves of a
+run folder, with "label", the
 name of its row in tables (--labels; default: that of the run), "file", the names of the folder and the file, and
 "program", the version of sbtrain that stands in the environment variable SBTRAIN_VERSION, if it does. Numbers have six
 digits, losses by single positions and single samples are left out, and the documents of a list of losses are a name
@@ -66,7 +68,7 @@ def lines(arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 1)[1],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="results, or folders of sweeps")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="results, or folders of sweeps and runs")
     parser.add_argument("--labels", metavar="A,B,...", help="one for each file; default: the names of the runs")
     parser.add_argument("-o", "--output", required=True, metavar="JSONL")
     arguments = parser.parse_args()

@@ -54,8 +54,8 @@ parse_command_line() {
 
 # Sets `corpus`, the folder of the text: values[corpus], or corpus/packages where data/package_corpus.py has made it
 # (docs/corpus.md), or else corpus/lengths, which scripts/lengths.sh fetches. With corpus/lengths, which configurations
-# name, `corpus_options` is empty; otherwise it gives a training the stores and the tokenizer of the corpus. Models that
-# stand beside each other have the same text: values[out]/corpus says which.
+# name, `corpus_options` is empty; otherwise it gives a training the stores and the tokenizer of the corpus. `held_out` is
+# the store of held-out documents. Models that stand beside each other have the same text: values[out]/corpus says which.
 find_corpus() {
   corpus=${values[corpus]} corpus_options=()
   if [ -z "$corpus" ]; then
@@ -68,7 +68,9 @@ find_corpus() {
     usage_error "${values[out]} has models of $(cat "$note"), not of $corpus: give another --out or --corpus"
   fi
   echo "$corpus" >"$note"
+  held_out=$corpus/val.h5
   [ "$corpus" != corpus/lengths ] || return 0
+  held_out=$corpus/held_out.h5
   [ -f "$corpus/tokenizer.model" ] || usage_error "--corpus: $corpus has no tokenizer.model (docs/corpus.md)"
   local kind text
   for kind in train held_out; do
@@ -78,7 +80,7 @@ find_corpus() {
     "$sbtrain" prepare --tokenizer "$corpus/tokenizer.model" --input "$text" --output "$corpus/$kind.part.h5"
     mv "$corpus/$kind.part.h5" "$corpus/$kind.h5"
   done
-  corpus_options=("--data.sources=[{path: $corpus/train.h5}]" "--data.validation=[$corpus/held_out.h5]"
+  corpus_options=("--data.sources=[{path: $corpus/train.h5}]" "--data.validation=[$held_out]"
     "--data.tokenizer=$corpus/tokenizer.model")
 }
 

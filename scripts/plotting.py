@@ -49,13 +49,30 @@ def give_places(value, places):
             give_places(item, places)
 
 
+def curves_of(folder):
+    """What a run folder's metrics.jsonl and status.json hold: {"curve": ..., "validation": ..., "exit_code": ...}, of the
+    training at most some 200 points, evenly spread."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    training = [r for r in records if "train/loss" in r]
+    training = training[::max(1, len(training) // 200)]
+    validation = [r for r in records if "validation/loss" in r]
+    status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    return {"name": folder.name, "exit_code": status.get("exit_code"),
+            "curve": {"tokens": [r["tokens"] for r in training],
+                      **{key: [r.get(f"train/{key}") for r in training] for key in ("loss", "grad_norm", "lr")}},
+            "validation": {"tokens": [r["tokens"] for r in validation],
+                           "loss": [r["validation/loss"] for r in validation]}}
+
+
 def results_in(argument):
     """[(label, record)] of a file: the one that `sbtrain eval --json FILE` or a sweep has written (a folder stands for
     its sweep.json), the rows of `sbtrain bench skip --json` as {"rows": ...}, or what scripts/collect_results.py has
-    put into one file."""
+    put into one file. A run folder gives its curves."""
     path = Path(argument)
-    path = path / "sweep.json" if path.is_dir() else path
     try:
+        if (path / "metrics.jsonl").is_file():
+            return [(path.name, curves_of(path))]
+        path = path / "sweep.json" if path.is_dir() else path
         text = path.read_text(encoding="utf-8")
         if path.suffix != ".jsonl":
             record = json.loads(text)

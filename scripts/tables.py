@@ -255,7 +255,9 @@ def skip_table(rows):
     return (f"Skipping keys: {rows[0]['name']}, {rows[0]['batch_tokens']} tokens in a batch", table(head, lines))
 
 
-KINDS = {"best_over": "sweep", "tasks": "tasks", "same_targets": "lengths", "benefit": "benefit", "rows": "skip"}
+KINDS = {"best_over": "sweep", "tasks": "tasks", "same_targets": "lengths", "benefit": "benefit", "rows": "skip",
+         "reach": "reach", "curve": "curve"}
+NO_TABLE = ("reach", "curve")  # scripts/plot_reach.py and plot_loss.py draw them
 
 
 def kind_of(record):
@@ -270,6 +272,8 @@ def tables(files, labels, key, bootstrap, against):
             if not kind:
                 raise PlotError(f"{file}: no result that this script knows")
             found[kind].append((label or own, record))
+    if all(kind in NO_TABLE for kind, records in found.items() if records):
+        raise PlotError("no result that this script has a table for")
     try:
         yield from loss_tables(found["lengths"], bootstrap, against)
         yield from benefit_tables(found["benefit"], bootstrap)

@@ -116,6 +116,10 @@ std::string suggestion(const CLI::App& command, const std::string& word) {
   std::string name = schema::short_path(key->path);
   std::ranges::replace(name, '*', '0');  // the first item of a list
   if ("--" + name != word) return fmt::format("; did you mean '--{}'?", name);
+  using Kind = schema::Key::Kind;
+  if (key->kind != Kind::kSection && key->kind != Kind::kList) {
+    return fmt::format("; did you mean '--set={}=...'?", name);
+  }
   return fmt::format(
       "; it is a section: set one of its keys ('sbtrain config docs {}'), or all of "
       "them by a value in brackets, such as {}='[...]' or {}='{{...}}'",

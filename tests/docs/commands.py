@@ -153,8 +153,12 @@ END"""),
         Run("scripts/plot_attention.py", needs=("matplotlib",)),
     ],
     "docs/experiments.md": [
-        Listed("for lr in", GPU + ", and a run of scripts/lengths.sh"),
-        Listed("scripts/plot_loss.py runs/from_rope", GPU + ", as the runs that it draws"),
+        Listed("scripts/from_rope.sh", GPU + "; system_experiments runs it with a tiny model"),
+        Listed("scripts/pair_350m.sh", GPU + " and the corpus; system_experiments runs it with tiny models"),
+        Run("scripts/tables.py --bootstrap 1000 --against", before="""mkdir -p runs/lengths
+build/release/sbtrain eval --checkpoint runs/350m_sb --lengths 2048 --tokens-per-length 2048 --json a.json
+build/release/sbtrain eval --checkpoint runs/350m_sb --lengths 2048 --tokens-per-length 2048 --same-targets 256 --json b.json
+scripts/collect_results.py --labels stick-breaking,stick-breaking a.json b.json -o runs/lengths/results.jsonl"""),
         Listed("sbtrain --config configs/350m_sb.yaml", GPU, plan=True),
         Run("sbtrain eval --checkpoint runs/350m_sb", smaller="--tokens-per-length 2048",
             after="cp sb.json rope.json; cp sb.json alibi.json"),

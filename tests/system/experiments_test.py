@@ -1,4 +1,4 @@
-"""scripts/lengths.sh with the program itself, a tiny model and two jobs at a time: jobs that fail,
+"""scripts/lengths.sh, pair_350m.sh and from_rope.sh with the program itself, a tiny model and two jobs at a time: jobs that fail,
 that are stopped and go on, and that are not repeated.
 
     experiments_test.py SBTRAIN TEXT.jsonl
@@ -40,14 +40,14 @@ class Experiments(unittest.TestCase):
         self.environment = {**os.environ, "SBTRAIN": PROGRAM, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
                             "CUDA_VISIBLE_DEVICES": ""}
 
-    def start(self, script, *arguments, steps):
+    def start(self, script, *arguments, steps, options=()):
         command = [self.folder / "scripts" / script, "--out", self.out, "--corpus", "texts", *arguments, "--", *TINY,
-                   f"--stages.0.length={steps} steps", "--stages.0.schedule.warmup=1 steps"]
+                   *options, f"--stages.0.length={steps} steps", "--stages.0.schedule.warmup=1 steps"]
         return subprocess.Popen(list(map(str, command)), cwd=self.folder, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
-    def run_script(self, script, *arguments, steps=3, code=0):
-        process = self.start(script, *arguments, steps=steps)
+    def run_script(self, script, *arguments, steps=3, options=(), code=0):
+        process = self.start(script, *arguments, steps=steps, options=options)
         output = process.communicate(timeout=200)[0]
         self.assertEqual(process.returncode, code, output)
         return output
@@ -96,6 +96,28 @@ class Experiments(unittest.TestCase):
             for seed in (1, 2):
                 status = json.loads((self.out / f"seed-{seed}/sb/status.json").read_text())
                 self.assertEqual(status["exit_code"], 85, status)
+
+    def test_a_pair_with_its_rates(self):
+        arguments = ("pair_350m.sh", "--jobs", "2", "--rates", "1e-3,2e-3", "--needles", "2", "--lengths", "2048,4096",
+                     "--tokens", "4096", "--samples", "1", "--asked", "1", "--skip", "2560")
+        options = ("--train.batch=2", "--train.micro_batch=2")
+        output = self.run_script(*arguments, options=options)
+        self.assertEqual(output.count(" is done after "), 4 + 2, output)
+        lines = [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
+        kinds = ("lengths", "benefit", "tasks", "rows", "curve", "reach")
+        self.assertEqual([sum(kind in line for line in lines) for kind in kinds], [6, 3, 3, 1, 4 + 4, 1])
+        self.assertNotIn(" begins", self.run_script(*arguments, options=options))
+        (self.out / "rope_tasks.json").unlink()
+        self.assertEqual(self.run_script(*arguments, options=options).count(" begins"), 1)
+
+    def test_a_model_turned_into_stick_breaking(self):
+        self.run_script(*self.lengths, "rope")
+        arguments = ("from_rope.sh", "--from", self.out / "seed-1/rope", "--rates", "1e-3,2e-3", "--jobs", "2")
+        self.out = self.folder / "turned"
+        self.run_script(*arguments)
+        text = (self.out / "from_rope.md").read_text()
+        self.assertRegex(text, r"\| rate 1e-3 \| (not reached|0.0M) \| \d\.\d{3} \|\n\| rate 2e-3 ")
+        self.assertNotIn(" begins", self.run_script(*arguments))
 
 
 if __name__ == "__main__":

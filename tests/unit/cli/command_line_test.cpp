@@ -124,6 +124,8 @@ TEST(CommandLine, UsageErrors) {
       {{"config", "show", "--train.lr"}, "--train.lr needs a value"},
       {{"--confg", "x"}, "unknown option '--confg' of 'sbtrain train'; did you mean '--config'?"},
       {{"train", "--stages=3"}, "'--stages' of 'sbtrain train'; it is a section: set one of its"},
+      {{"sweep", "a.yaml", "--device=cpu"},
+       "unknown option '--device' of 'sbtrain sweep'; did you mean '--set=device=...'?"},
       {{"config"}, "subcommand is required"},
       {{"config", "show", "--config", ""}, "--config: the value is empty"},
       {{"--init-from", ""}, "--init-from: the value is empty"},
