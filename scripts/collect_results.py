@@ -8,22 +8,20 @@ were made of it.
     scripts/collect_results.py runs/1b_sb_warmup -o results.jsonl                      # curves of a run
 
 A line is the result as `sbtrain eval --json FILE`, `sbtrain sweep` or `sbtrain bench skip` wrote it, or the curves of a
-run folder, with "label", the
-name of its row in tables (--labels; default: that of the run), "file", the names of the folder and the file, and
-"program", the version of sbtrain that stands in the environment variable SBTRAIN_VERSION, if it does. Numbers have six
+run folder, with "label", the name of its row in tables (--labels; default: that of the run), "file", the names of the folder and
+the file, and "revision", that of the program which trained the run, where its folder is still there. Numbers have six
 digits, losses by single positions and single samples are left out, and the documents of a list of losses are a name
 where an earlier line has the same ones. scripts/tables.py, plot_lengths.py and plot_tasks.py read such files.
 """
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
 from plotting import PlotError, labels_of, results_in
 
-LEFT_OUT = {"loss_at_position", "results"}
+LEFT_OUT = {"loss_at_position", "results", "checkpoint"}
 PLACES = ("store", "document", "tokens")  # of a list of losses by document: alike for all models
 
 
@@ -54,15 +52,23 @@ def name_places(value, names):
             name_places(item, names)
 
 
+def revision_of(path, record):
+    """That of the program that trained a run, or the first run of a sweep; None where no folder says it."""
+    folder = Path(record.get("checkpoint") or path)
+    notes = [folder / "run.json", *(sorted(folder.glob("*/*/run.json")) if folder.is_dir() else [])]
+    note = next((note for note in notes if note.is_file()), None)
+    return json.loads(note.read_text(encoding="utf-8")).get("git_revision") if note else None
+
+
 def lines(arguments):
-    version = os.environ.get("SBTRAIN_VERSION")
     names = {}
     for path, label in zip(arguments.files, labels_of(arguments)):
         for own, record in results_in(path):
+            revision = revision_of(path, record)
             record = shortened(record)
             name_places(record, names)
             head = {"label": label or own, "file": "/".join(Path(path).parts[-2:])}
-            yield {**head, **({"program": version} if version else {}), **record}
+            yield {**head, **({"revision": revision} if revision else {}), **record}
 
 
 def main():

@@ -248,7 +248,7 @@ class Tables(unittest.TestCase):
     def test_many_results_in_one_file(self):
         files = [self.write(f"runs/{i}.json", r) for i, r in enumerate(
             (self.losses("lengths_a", 2.0, 4.0), self.losses("lengths_a", 2.0, 4.2), self.losses("b", 2.5, 4.5)))]
-        tasks = {"name": "a", "rope_scaling": "dynamic_ntk", "tasks": [{"task": "vt", "lengths": [
+        tasks = {"name": "a", "checkpoint": str(self.folder / "run"), "rope_scaling": "dynamic_ntk", "tasks": [{"task": "vt", "lengths": [
             {"length": 512, "score": 1 / 3, "results": [{"score": 1}] * 100}]}]}
         files.append(self.write("runs/tasks.json", tasks))
         row = {"name": "sb", "length": 512, "epsilon": 0, "batch_tokens": 1024, "keys_read": 1, "loss": 3.0}
@@ -257,12 +257,13 @@ class Tables(unittest.TestCase):
         files.append(self.write("skip.jsonl", json.dumps({**row, **{key: 0.002 for key in times}}) + "\n"))
         options = ("--bootstrap", "400", "--against", "a")
         kept = self.folder / "results.jsonl"
-        subprocess.run([sys.executable, ROOT / "scripts/collect_results.py", *files, "-o", kept], check=True,
-                       env={**os.environ, "SBTRAIN_VERSION": "1.2.3"})
+        self.write("run/run.json", {"git_revision": "abc"})
+        subprocess.run([sys.executable, ROOT / "scripts/collect_results.py", *files, "-o", kept], check=True)
         self.assertEqual(self.tables(*options, *files), self.tables(*options, str(kept)))
         lines = [json.loads(line) for line in kept.read_text().splitlines()]
-        self.assertEqual([(line["label"], line["file"], line["program"]) for line in lines[1:4:2]],
-                         [("a", "runs/1.json", "1.2.3"), ("a, dynamic_ntk", "runs/tasks.json", "1.2.3")])
+        self.assertEqual([(line["label"], line["file"], line.get("revision")) for line in lines[1:4:2]],
+                         [("a", "runs/1.json", None), ("a, dynamic_ntk", "runs/tasks.json", "abc")])
+        self.assertNotIn("checkpoint", lines[3])
         sums = [line["lengths"][0]["by_document"] for line in lines[:3]]
         self.assertEqual([sorted(s) for s in sums], [["document", "loss_sum", "places", "store", "tokens"],
                                                      *[["loss_sum", "places"]] * 2])

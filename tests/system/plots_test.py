@@ -1,6 +1,7 @@
 """What the plots show: names that tell runs apart, the best of a sweep, lines that leave the plot."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,12 @@ class Sweeps(unittest.TestCase):
         self.assertEqual(plot_sweep.default_key(runs, ["lr", "k", "m"]), "lr")
         with self.assertRaises(plot_sweep.PlotError):
             plot_sweep.default_key([{"grid": {"seed": 1}}], [])
+
+    def test_every_sweep_that_is_shipped_has_a_key_to_draw_over(self):
+        for file in sorted((SCRIPTS.parent / "configs/sweeps").glob("*.yaml")):
+            grid = re.search(r"^grid:.*\n((?:  .*\n)+)", file.read_text(), re.M)[1]
+            keys = re.findall(r"^  ([\w.]+):", grid, re.M)
+            plot_sweep.default_key([{"grid": dict.fromkeys(keys)}], [])
 
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
