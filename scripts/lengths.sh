@@ -7,7 +7,7 @@
 #   scripts/lengths.sh sb rope -- --device=cuda
 #
 # MODEL is the part of the file's name after lengths_; the default is all models. DIR (default:
-# runs/lengths) gets a run folder, MODEL.json and MODEL_same.json for each model, three plots, tables.md, and all results
+# runs/lengths) gets a run folder, MODEL.json, MODEL_same.json and MODEL_benefit.json for each model, three plots, tables.md, and all results
 # in one file, results.jsonl. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
 # the mean and the range over the seeds, the tables the mean and the standard deviation, and intervals over the documents.
 # Each GPU trains and measures one model at a time; --jobs N sets their number, and they share the GPUs evenly. With
@@ -64,22 +64,24 @@ results_of() { # results_of MODEL
 }
 
 is_measured() { # is_measured FOLDER MODEL
-  local name
+  local name result
   for name in $(results_of "$2"); do
-    if [ ! -f "$1/$name.json" ] || [ ! -f "$1/${name}_same.json" ]; then return 1; fi
+    for result in "$1/$name"{,_same,_benefit}.json; do [ -f "$result" ] || return 1; done
   done
 }
 
-# measure FOLDER NAME RUN OPTIONS... writes FOLDER/NAME.json and, with the same targets for all lengths,
-# FOLDER/NAME_same.json.
+# measure FOLDER NAME RUN OPTIONS... writes FOLDER/NAME.json, with the same targets for all lengths FOLDER/NAME_same.json,
+# and what the longest context is worth FOLDER/NAME_benefit.json.
 measure() {
   local result=$1/$2 run=$1/$3
   shift 3
-  local common=(--checkpoint "$run" --device "$device" --lengths "${values[lengths]}"
-    --tokens-per-length "${values[tokens]}" --recall "$@")
-  [ -f "$result.json" ] || "$sbtrain" eval "${common[@]}" --json "$result.json"
+  local common=(--checkpoint "$run" --device "$device" --tokens-per-length "${values[tokens]}" --recall "$@")
+  local lengths=(--lengths "${values[lengths]}")
+  [ -f "$result.json" ] || "$sbtrain" eval "${common[@]}" "${lengths[@]}" --json "$result.json"
   [ -f "${result}_same.json" ] ||
-    "$sbtrain" eval "${common[@]}" --same-targets "$targets" --json "${result}_same.json"
+    "$sbtrain" eval "${common[@]}" "${lengths[@]}" --same-targets "$targets" --json "${result}_same.json"
+  [ -f "${result}_benefit.json" ] || "$sbtrain" eval "${common[@]}" --benefit "${values[lengths]##*,}" \
+    --benefit-targets "$targets" --json "${result}_benefit.json"
 }
 
 # train_and_measure FOLDER MODEL TRAINING OPTIONS...
@@ -128,22 +130,24 @@ results=("sb=stick-breaking" "sb_bias=stick-breaking, remainder to a learned vec
   "rebased_conv=ReBased and short convolutions in turns")
 files=()
 same=()
+benefits=()
 labels=
 for result in "${results[@]}"; do
   for folder in "${folders[@]}"; do
     name=$folder/${result%%=*}
-    if [ ! -f "$name.json" ] || [ ! -f "${name}_same.json" ]; then continue; fi
+    for file in "$name"{,_same,_benefit}.json; do [ -f "$file" ] || continue 2; done
     files+=("$name.json")
     same+=("${name}_same.json")
+    benefits+=("${name}_benefit.json")
     labels=$labels,${result#*=}
   done
 done
 if [ ${#files[@]} -gt 0 ]; then
   against=()
   case ,$labels, in *",stick-breaking,"*) against=(--against stick-breaking) ;; esac
-  "$python" scripts/tables.py --labels "${labels#,}$labels" --bootstrap 1000 "${against[@]}" "${files[@]}" "${same[@]}" \
-    >"$out/tables.md"
-  "$python" scripts/collect_results.py --labels "${labels#,}$labels" "${files[@]}" "${same[@]}" -o "$out/results.jsonl"
+  all=(--labels "${labels#,}$labels$labels" "${files[@]}" "${same[@]}" "${benefits[@]}")
+  "$python" scripts/tables.py --bootstrap 1000 "${against[@]}" "${all[@]}" >"$out/tables.md"
+  "$python" scripts/collect_results.py "${all[@]}" -o "$out/results.jsonl"
   echo "lengths: $out/tables.md"
 fi
 if [ ${#files[@]} -gt 0 ] && can_draw scripts/plot_lengths.py; then

@@ -31,6 +31,12 @@ elif "--tasks" in words:
     lengths = [{"length": n, "score": 1 / seed if n == 512 else 0.0} for n in map(int, value("--lengths").split(","))]
     json.dump({"name": "", "rope_scaling": "", "train_length": 512, "tasks": [
         {"task": task, "lengths": lengths} for task in value("--tasks").split(",")]}, open(value("--json"), "w"))
+elif "--benefit" in words:
+    full = int(value("--benefit"))
+    rows = [{"context": n, "difference": 0.0, "by_document": {"store": [0, 0], "document": [3, 4], "tokens": [10, 30],
+             "loss_sum": [10, 30]}} for n in (full // 2, full)]
+    json.dump({"name": "lengths_" + os.path.basename(value("--checkpoint")), "rope_scaling": "", "full_context": full,
+               "targets": int(value("--benefit-targets")), "benefit": rows}, open(value("--json"), "w"))
 else:
     run = value("--checkpoint")
     seed = float(open(run + "/seed").read())
@@ -82,7 +88,7 @@ class Lengths(Script):
         trained = [(call[2], call[4].rsplit("/out/")[1], call[-1]) for call in calls if call[0] == "train"]
         self.assertEqual(trained, [(f"configs/lengths_{model}.yaml", f"seed-{seed}/{model}", f"--seed={seed}")
                                    for model in ("sb", "rope") for seed in (1, 2, 6)])
-        self.assertEqual(len([call for call in calls if call[0] == "eval"]), 3 * 2 + 3 * 4)
+        self.assertEqual(len([call for call in calls if call[0] == "eval"]), 3 * 3 + 3 * 6)
         text = (self.folder / "out/tables.md").read_text()
         row = "3.000 ± 2.646** | **13.000 ± 2.646** | 3 |"
         self.assertEqual(text.count(f"| stick-breaking | **{row}"), 2, text)
@@ -101,7 +107,7 @@ class Lengths(Script):
         calls = self.run_script("--lengths", "512", "coca", "coca_strict", "rope_4096", "window", "alibi")
         scaled = [call[call.index("--checkpoint") + 1] for call in calls if "dynamic_ntk" in call]
         self.assertEqual(scaled, [f"{self.folder}/out/{model}" for model in ("coca", "coca_strict", "rope_4096")
-                                  for _ in range(2)])
+                                  for _ in range(3)])
         self.assertIn("| CoCA, strict, dynamic NTK at evaluation |", (self.folder / "out/tables.md").read_text())
 
     def test_a_seed_is_a_number(self):
