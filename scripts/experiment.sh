@@ -98,7 +98,7 @@ visible_gpus() {
   if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
     tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | sed '/^$/d'
   elif command -v nvidia-smi >/dev/null; then
-    nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null || true
+    nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+$' || true # not "No devices"
   fi
 }
 

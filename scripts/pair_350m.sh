@@ -177,7 +177,9 @@ if [ -f "$out/skip.jsonl" ]; then tabulated+=("$out/skip.jsonl"); fi
 if [ ${#tabulated[@]} -gt 0 ]; then
   of_files=$labels
   [ ! -f "$out/skip.jsonl" ] || of_files=$of_files,stick-breaking
-  "$python" scripts/tables.py --labels "${of_files#,}" --bootstrap 1000 "${tabulated[@]}" >"$out/tables.md"
+  against=()
+  if [ -f "$out/sb.json" ] || [ -f "$out/sb_same.json" ]; then against=(--against stick-breaking); fi
+  "$python" scripts/tables.py --labels "${of_files#,}" --bootstrap 1000 "${against[@]}" "${tabulated[@]}" >"$out/tables.md"
   for model in sb rope; do
     for run in "$out/$model" "$out/${model}_needles"; do
       if [ -f "$run/metrics.jsonl" ]; then tabulated+=("$run") of_files=$of_files,${run##*/}; fi
