@@ -19,6 +19,8 @@ import json, os, sys
 words = sys.argv[1:]
 with open(os.environ["CALLS"], "a") as calls:
     calls.write(json.dumps(words) + "\n")
+with open(os.environ["CALLS"] + ".gpus", "a") as gpus:
+    gpus.write(os.environ.get("CUDA_VISIBLE_DEVICES", "all") + "\n")
 value = lambda name: words[words.index(name) + 1]
 if words[0] == "train":
     os.makedirs(value("--out"))
@@ -68,10 +70,13 @@ class Script(unittest.TestCase):
         self.program.chmod(0o755)
         self.calls = self.folder / "calls"
 
-    def run_script(self, *arguments, code=0):
-        """The calls of the program that the script makes."""
+    def run_script(self, *arguments, code=0, gpus=""):
+        """The calls of the program that the script makes, where the variable CUDA_VISIBLE_DEVICES is `gpus`."""
         self.calls.write_text("")
-        environment = {**os.environ, "SBTRAIN": str(self.program), "PYTHON": sys.executable, "CALLS": str(self.calls)}
+        environment = {**os.environ, "SBTRAIN": str(self.program), "PYTHON": sys.executable, "CALLS": str(self.calls),
+                       "CUDA_VISIBLE_DEVICES": gpus}
+        if gpus is None:
+            del environment["CUDA_VISIBLE_DEVICES"]
         result = subprocess.run([self.folder / "scripts" / self.script, "--out", "out", *arguments], cwd=self.folder,
                                 env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(result.returncode, code, result.stdout)
@@ -109,6 +114,29 @@ class Lengths(Script):
         self.assertEqual(scaled, [f"{self.folder}/out/{model}" for model in ("coca", "coca_strict", "rope_4096")
                                   for _ in range(3)])
         self.assertIn("| CoCA, strict, dynamic NTK at evaluation |", (self.folder / "out/tables.md").read_text())
+
+    def gpus_of_jobs(self, *arguments, **more):
+        """The GPUs of all calls, and of how many jobs the script says so."""
+        shutil.rmtree(self.folder / "out", ignore_errors=True)
+        (self.folder / "calls.gpus").unlink(missing_ok=True)
+        self.run_script("--lengths", "512", "--seeds", "1,2,3,4", *arguments, "alibi", **more)
+        return set((self.folder / "calls.gpus").read_text().split("\n")[:-1])
+
+    def test_every_job_has_gpus_of_its_own(self):
+        self.assertEqual(self.gpus_of_jobs(gpus="4,GPU-a,7"), {"4", "GPU-a", "7"})
+        self.assertRegex(self.output, r"seed-1/alibi begins on GPU 4 (?s:.*)seed-3/alibi begins on GPU 7 ")
+        self.assertEqual(self.gpus_of_jobs("--jobs", "2", gpus="0,1,2,3"), {"0,1", "2,3"})
+        self.assertEqual(self.gpus_of_jobs("--jobs", "1", gpus="0,1"), {"0,1"})
+        self.run_script("--jobs", "3", "alibi", gpus="0,1", code=2)
+        self.assertIn("--jobs 3: 2 GPUs are visible", self.output)
+        command = self.folder / "nvidia-smi"
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = f"{self.folder}:{os.environ['PATH']}"
+        command.write_text("#!/bin/sh\nprintf '0\\n1\\n'\n")
+        command.chmod(0o755)
+        self.assertEqual(self.gpus_of_jobs(gpus=None), {"0", "1"})
+        command.write_text("#!/bin/sh\necho No devices were found\n")
+        self.assertEqual(self.gpus_of_jobs(gpus=None), {"all"})
 
     def test_a_seed_is_a_number(self):
         self.assertEqual(self.run_script("--seeds", "1,x", "sb", code=2), [])
