@@ -51,18 +51,26 @@ InFp8 to_fp8(Stream& s, Tensor x_RC, DType dtype, Layout layout, Tensor amax_1 =
   return y;
 }
 
-// The inputs of a forward product, of which `keeps`, if any, gets the transpose.
-InFp8 inputs_to_fp8(Stream& s, Tensor x_TK, DType dtype, Tensor amax_1, Fp8Inputs* keeps) {
-  if (keeps == nullptr) return to_fp8(s, x_TK, dtype, Layout::kRows, amax_1);
+// Casts x_TK into the transpose that backward() takes, and into x_RC, if that is there.
+Fp8Inputs keep(Stream& s, Buffer& x_RC, Tensor x_TK, DType dtype, Tensor amax_1) {
   const auto kept = [&](const char* name, DType type, std::initializer_list<int64_t> shape) {
     return s.allocate(MemoryClass::kActivations, name, type, shape);
   };
-  InFp8 y{.x_RC = s.scratch("fp8", dtype, {x_TK.rows(), x_TK.cols()}),
+  InFp8 y{.x_RC = std::move(x_RC),
           .x_CR = kept("inputs transposed", dtype, {x_TK.cols(), x_TK.rows()}),
           .inverse_scale_1 = kept("inverse scale of inputs", DType::kF32, {1})};
   cast(s, y, x_TK, amax_1);
-  keeps->x_KT = std::move(y.x_CR);
-  keeps->inverse_scale_1 = std::move(y.inverse_scale_1);
+  x_RC = std::move(y.x_RC);
+  return {.x_KT = std::move(y.x_CR), .inverse_scale_1 = std::move(y.inverse_scale_1)};
+}
+
+// The inputs of a forward product, of which `keeps`, if any, gets the transpose.
+InFp8 inputs_to_fp8(Stream& s, Tensor x_TK, DType dtype, Tensor amax_1, Fp8Inputs* keeps) {
+  if (keeps == nullptr) return to_fp8(s, x_TK, dtype, Layout::kRows, amax_1);
+  InFp8 y{.x_RC = s.scratch("fp8", dtype, {x_TK.rows(), x_TK.cols()}),
+          .x_CR = {},
+          .inverse_scale_1 = {}};
+  *keeps = keep(s, y.x_RC, x_TK, dtype, amax_1);
   return y;
 }
 
@@ -142,6 +150,12 @@ Linear::Linear(LinearSpec spec) : spec_(std::move(spec)) {
 // tensor cores take the shape.
 bool Linear::in_fp8(const Stream& s, int64_t tokens) const {
   return linear_types(s).fp8() && takes_fp8_ && tokens > 0 && tokens % kFp8Multiple == 0;
+}
+
+Fp8Inputs Linear::keep_inputs(Stream& s, Tensor x_TK, Tensor amax_1) const {
+  if (!in_fp8(s, x_TK.rows())) return {};
+  Buffer none;
+  return keep(s, none, x_TK, linear_types(s).inputs, amax_1);
 }
 
 void Linear::multiply(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,

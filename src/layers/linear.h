@@ -69,6 +69,9 @@ class Linear {
                Tensor residual_TN = {}) const {
     forward(s, y_TN, x_TK, w, ForwardOptions{.residual_TN = residual_TN});
   }
+  // What backward() takes in the place of x_TK where its products are in fp8, else nothing; amax_1
+  // as above.
+  Fp8Inputs keep_inputs(Stream& s, Tensor x_TK, Tensor amax_1) const;
   // Whether forward() of as many tokens is in fp8.
   bool in_fp8(const Stream& s, int64_t tokens) const;
   // The same without residual and bias, where the first `rows` outputs have another factor than

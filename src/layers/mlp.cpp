@@ -1,5 +1,7 @@
 #include "layers/mlp.h"
 
+#include <utility>
+
 #include "core/error.h"
 #include "layers/activations.h"
 #include "ops/activation.h"
@@ -93,7 +95,10 @@ void Mlp::forward(Stream& s, Tensor y_TD, const MlpInput& x, Tensor h_TD, const 
       s, saved.outer_TN, x_TD, w,
       Linear::ForwardOptions{.amax_1 = x.amax_1, .keeps = x.keeps_x_in_fp8 ? &saved.x : nullptr});
   activate(s, w, saved);
-  if (!y_TD.defined()) return;
+  if (!y_TD.defined()) {
+    if (x.keeps_inner_in_fp8) keep_inner(s, saved);
+    return;
+  }
   down_.forward(s, y_TD, saved.inner_TF, w,
                 Linear::ForwardOptions{.residual_TN = h_TD,
                                        .amax_1 = saved.inner_amax_1,
@@ -108,38 +113,51 @@ void Mlp::decode(Stream& s, Tensor y_BD, Tensor x_BD, Tensor h_BD, const Weights
   down_.forward(s, y_BD, inner_BF, w, h_BD);
 }
 
-void Mlp::recompute(Stream& s, const Weights& w, MlpSaved& saved) const {
-  if (kind_ == MlpKind::kNone) return;
-  saved.inner_TF = activation(s, "inner", saved.outer_TN.tensor().rows(), inner_);
-  activate(s, w, saved);
+// Where no forward product casts it on the way.
+void Mlp::keep_inner(Stream& s, MlpSaved& saved) const {
+  saved.inner = down_.keep_inputs(s, saved.inner_TF, saved.inner_amax_1);
+  if (saved.inner.kept()) saved.inner_TF.release();
 }
 
+void Mlp::recompute(Stream& s, const MlpInput& x, const Weights& w, MlpSaved& saved) const {
+  if (kind_ == MlpKind::kNone) return;
+  if (x.keeps_x_in_fp8) saved.x = outer_.keep_inputs(s, x.x_TD, x.amax_1);
+  saved.inner_TF = activation(s, "inner", saved.outer_TN.tensor().rows(), inner_);
+  activate(s, w, saved);
+  if (x.keeps_inner_in_fp8) keep_inner(s, saved);
+}
+
+// What the two products need is large, so that each thing goes as soon as it is read: the gradient
+// of the outer product lies where its output did.
 void Mlp::backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, const MlpInput& x,
-                   const Weights& w, const MlpSaved& saved, Tensor dy_amax_1) const {
+                   const Weights& w, MlpSaved& saved, Tensor dy_amax_1) const {
   if (kind_ == MlpKind::kNone) {
     ops::run(s, ops::Copy{.y = dx_TD, .x = dy_TD});
     return;
   }
   const int64_t T = dy_TD.rows();
   Buffer dinner_TF = activation(s, "dinner", T, inner_);
-  Buffer douter_TN = activation(s, gated() ? "dgate_up" : "dup", T, outer_.outputs());
   down_.backward(s, dinner_TF, dw, dy_TD, saved.inner_TF, w,
                  Linear::BackwardOptions{
                      .x_amax_1 = saved.inner_amax_1, .dy_amax_1 = dy_amax_1, .kept = &saved.inner});
+  saved.inner_TF.release();
+  saved.inner = {};
+  const Buffer douter_TN = std::move(saved.outer_TN);
   Buffer douter_amax_1;
   if (gated()) {
     if (outer_.in_fp8(s, T)) douter_amax_1 = amax(s, "dgate_up amax");
     ops::run(s, ops::SwigluBackward{.dgate_up_T2F = douter_TN,
                                     .dy_TF = dinner_TF,
-                                    .gate_up_T2F = saved.outer_TN,
+                                    .gate_up_T2F = douter_TN,
                                     .amax_1 = douter_amax_1});
   } else {
     ops::run(s, ops::BiasGeluBackward{.dx_TF = douter_TN,
                                       .dy_TF = dinner_TF,
-                                      .x_TF = saved.outer_TN,
+                                      .x_TF = douter_TN,
                                       .b_F = outer_.bias(w),
                                       .tanh_form = kind_ == MlpKind::kGeluTanh});
   }
+  dinner_TF.release();
   outer_.backward(
       s, dx_TD, dw, douter_TN, x.x_TD, w,
       Linear::BackwardOptions{.x_amax_1 = x.amax_1, .dy_amax_1 = douter_amax_1, .kept = &saved.x});

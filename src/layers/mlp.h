@@ -61,15 +61,16 @@ class Mlp {
               const InputNorm& norm) const;
   bool gated() const { return kind_ == MlpKind::kSwiGlu; }
   // dx_TD = the gradient of x, from dy_TD, the gradient of y. x_TD may be undefined where `saved`
-  // has what stands for it. dy_amax_1 (f32), the largest |dy|, spares a pass.
+  // has what stands for it. dy_amax_1 (f32), the largest |dy|, spares a pass. Consumes `saved`.
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dy_TD, const MlpInput& x,
-                const Weights& w, const MlpSaved& saved, Tensor dy_amax_1 = {}) const;
+                const Weights& w, MlpSaved& saved, Tensor dy_amax_1 = {}) const;
   // Whether the products with x of as many tokens are in fp8.
   bool reads_fp8(const Stream& s, int64_t tokens) const {
     return kind_ != MlpKind::kNone && outer_.in_fp8(s, tokens);
   }
-  // Computes inner_TF again, which a selective policy released.
-  void recompute(Stream& s, const Weights& w, MlpSaved& saved) const;
+  // Computes inner_TF again, which a selective policy released; and leaves in `saved` what
+  // forward() does with the same x.
+  void recompute(Stream& s, const MlpInput& x, const Weights& w, MlpSaved& saved) const;
 
   int64_t stored_inner() const { return inner_; }
 
@@ -77,6 +78,7 @@ class Mlp {
   LinearSpec outer_spec(const MlpSpec& spec) const;
   LinearSpec down_spec(const MlpSpec& spec) const;
   void activate(Stream& s, const Weights& w, MlpSaved& saved) const;
+  void keep_inner(Stream& s, MlpSaved& saved) const;
 
   MlpKind kind_;
   int64_t inner_;  // padded to a fast multiple

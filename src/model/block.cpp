@@ -190,7 +190,13 @@ void Block::recompute(Stream& s, Tensor x_TD, const Weights& w, BlockSaved& save
       norm1_.forward(s, saved.norm1_TD, x_TD, w);
       normalise_for_mlp(s, x_TD, w, saved);
     }
-    mlp_.recompute(s, w, saved.mlp);
+    mlp_.recompute(s,
+                   {.x_TD = saved.norm2_TD,
+                    .amax_1 = saved.norm2_amax_1,
+                    .keeps_x_in_fp8 = !norms_output_,
+                    .keeps_inner_in_fp8 = true},
+                   w, saved.mlp);
+    if (saved.mlp.x.kept()) saved.norm2_TD.release();
   }
 }
 
