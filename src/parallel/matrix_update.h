@@ -5,13 +5,16 @@
 // to their owners by one all-to-all among the ranks that share the model's shards, the owners
 // transform their matrices, and a second all-to-all brings the parts back. Where there are replicas
 // of the shards, each replica does this for its share of the matrices, and an all-gather among the
-// replicas brings them what the others have made: every rank applies the same bits.
+// replicas, of what lies in a shard without gaps, brings them what the others have made: every rank
+// applies the same bits.
 //
 // An all-to-all has parts of equal size, as long as the longest needs. The groups are as large as
 // the world, if there are so many units, because matrices of the same kind lie in the same place of
 // each unit: with as many of each kind as there are owners, every rank has about as much for each
-// owner. Groups follow each other as a pipeline: while one travels, the elements of the next are
-// updated, and the matrices of the one before it are transformed.
+// owner. Where every replica holds whole matrices (mode none), a group takes matrices of equal size
+// instead, from any unit: with one for each owner, the gather has no padding. Groups follow each
+// other as a pipeline: while one travels, the elements of the next are updated, and the matrices of
+// the one before it are transformed.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +41,7 @@ struct MatrixPiece {
   const PlacedTensor* tensor = nullptr;
   int replica = 0, owner = 0;  // the owner's replica, and its shard
   int64_t offset = 0;          // elements, in the part that goes to the owner
+  int64_t gathered = 0;        // the same in what the owner's replica gives the others
   int64_t size = 0;
 };
 
@@ -54,9 +58,12 @@ struct OwnedMatrix {
 };
 
 struct MatrixGroup {
-  int begin = 0, end = 0;  // units
-  int64_t part = 0;        // elements that travel between two ranks, padding included
-  double flops = 0;        // of the owner that has the most to do, for which all others wait
+  int begin = 0, end = 0;  // units whose other elements are updated while the group travels
+  // Units whose last matrices it has: after it they are updated as a whole.
+  int complete_begin = 0, complete_end = 0;
+  int64_t part = 0;      // elements that travel between two ranks, padding included
+  int64_t gathered = 0;  // that a rank gives those of the other replicas, padding included
+  double flops = 0;      // of the owner that has the most to do, for which all others wait
   std::vector<MatrixPiece> pieces{};
   std::vector<OwnedMatrix> owned{};
 };
@@ -91,20 +98,22 @@ class MatrixUpdate {
  private:
   // What a group needs on its way, in the compute type: `there` holds what leaves this rank,
   // [shards, part], and in the end what has come back to it; `here` what it owns, by the shards
-  // that it belongs to; `all` what has come back to all replicas, [replicas, shards, part].
+  // that it belongs to; `own` what has come back to it, [gathered], where there are replicas of
+  // shards; `all` what has come back to all replicas, [replicas, gathered].
   struct Arrays {
-    Buffer there, here, all;
+    Buffer there, here, own, all;
   };
   struct Flight {
     const MatrixGroup* group = nullptr;
     std::vector<MatrixView> parts;
-    Arrays own;  // of a rank that is alone
-    Tensor there, here, all;
+    Arrays alone;  // of a rank that is alone
+    Tensor there, here, own, all;
     bool transformed = false;
     Event sent, back;
   };
-  Arrays allocate(int64_t part);
+  Arrays allocate(int64_t part, int64_t gathered);
   void start_communication();
+  void gather(Flight& flight);
   void transform(Flight& flight, const OwnedMatrix& matrix);
 
   const Optimizer& optimizer_;

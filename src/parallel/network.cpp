@@ -57,9 +57,19 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
                            const StepShape& shape) {
   const std::vector<Transfer>& all = traffic.transfers;
   const auto large = [](const Transfer& t) { return t.bytes >= kSmall; };
+  const auto numbers = [&](const Transfer& t) {
+    return t.collective == Collective::kAllReduce && !large(t);
+  };
+  // What follows the sum of loss and norm is the update's, but for weights that grad gathers then.
+  const auto sum = std::find_if(all.rbegin(), all.rend(), numbers);
+  const auto in_update = [&](const Transfer& t) {
+    return sum != all.rend() && &t > &*sum && large(t) &&
+           (reduces(t) || shape.sharding != Sharding::kGrad);
+  };
   const auto first = std::find_if(all.begin(), all.end(), large);
-  const auto last = std::find_if(all.rbegin(), all.rend(),
-                                 [&](const Transfer& t) { return large(t) && reduces(t); });
+  const auto last = std::find_if(all.rbegin(), all.rend(), [&](const Transfer& t) {
+    return large(t) && reduces(t) && !in_update(t);
+  });
   // A unit's gradients may take two reductions: within the node, then across nodes.
   auto last_begin = last;
   if (last != all.rend() && last + 1 != all.rend() && reduces(*(last + 1)) && large(*(last + 1)) &&
@@ -67,11 +77,13 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
     ++last_begin;
   }
   StepEstimate estimate{.compute = compute};
-  Window every, forward, backward;
+  Window every, forward, backward, update;
   every.compute = compute;
+  update.compute = shape.update;
   forward.compute = compute / 3 / static_cast<double>(shape.micro_batches);
   backward.compute = 2 * forward.compute;
   const auto window_of = [&](const Transfer& t) -> Window& {
+    if (in_update(t)) return update;
     if (shape.sharding == Sharding::kGrad && !reduces(t)) return forward;
     const bool across = shape.sharding == Sharding::kHybrid && t.group.nodes > 1;
     return reduces(t) && (shape.sharding == Sharding::kNone || across) ? backward : every;
@@ -82,8 +94,7 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
     const bool at_an_end =
         &transfer == &*first ||
         (last != all.rend() && (&transfer == &*last || &transfer == &*last_begin));
-    const bool numbers = transfer.collective == Collective::kAllReduce && !large(transfer);
-    if (at_an_end || numbers) {
+    if (at_an_end || numbers(transfer)) {
       estimate.exposed += time;
     } else {
       Window& window = window_of(transfer);
@@ -91,7 +102,7 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
       window.beside += seconds(transfer, machine, /*beside_products=*/true);
     }
   }
-  for (const Window& window : {every, forward, backward}) {
+  for (const Window& window : {every, forward, backward, update}) {
     estimate.exposed += (1 - window.hidden()) * window.alone;
     estimate.interference += machine.interference * window.hidden() * window.beside;
   }

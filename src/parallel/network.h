@@ -32,6 +32,7 @@ struct StepEstimate {
 struct StepShape {
   Sharding sharding = Sharding::kFull;
   int64_t micro_batches = 1;  // of a rank
+  double update = 0;          // seconds of the optimizer's work that collectives can run beside
 };
 
 // A step that computes for `compute` seconds and starts the collectives of `traffic` beside that
@@ -41,7 +42,8 @@ struct StepShape {
 // micro-batch needs. Gradients that are reduced once a step (in mode none, and in hybrid across
 // nodes) have only the backward pass of the last micro-batch, two thirds of its time; weights that
 // are gathered once a step (grad) the forward pass of the first. Where a unit's gradients are
-// reduced twice, within the node and across nodes, the last unit's are both exposed.
+// reduced twice, within the node and across nodes, the last unit's are both exposed. Matrices that
+// travel to their owners and back after the sum of loss and norm have the update beside them.
 StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine,
                            const StepShape& shape = {});
 

@@ -439,7 +439,7 @@ void ShardedParams::finish_groups(const UpdateInputs& in) {
 void ShardedParams::finish_group(const UpdateInputs& in) {
   const MatrixGroup& group = matrices_->apply(in);
   --in_flight_;
-  finish_units(in, group.begin, group.end);
+  finish_units(in, group.complete_begin, group.complete_end);
 }
 
 // The new weights of units [begin, end) are there.

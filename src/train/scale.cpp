@@ -26,11 +26,19 @@ namespace {
 // which is read and written.
 constexpr double kUpdateBytes = 18;
 constexpr double kStateBytes = 8;
+// Of a matrix that has an owner, what goes there and what comes back, each in bf16.
+constexpr double kTravelBytes = 2;
 
 // Seconds of an update: of what it reads and writes on every rank, and of the matrices that the
-// owner with the most work transforms.
-double update_seconds(const Config& config, const ParamRegistry& registry, const Mesh& mesh) {
+// owner with the most work transforms. `beside`: of these, while matrices travel; what is done
+// before the first group leaves, and after the last one is back, is about one group's share.
+struct UpdateSeconds {
+  double all = 0, beside = 0;
+};
+UpdateSeconds update_seconds(const Config& config, const ParamRegistry& registry,
+                             const Mesh& mesh) {
   const auto optimizer = make_optimizer(config.train.optimizer);
+  const MatrixRanks ranks = ranks_of(mesh);
   double bytes = 0, flops = 0;
   for (const ParamUnit& unit : registry.units()) {
     bytes += kUpdateBytes * static_cast<double>(unit.size);
@@ -38,13 +46,17 @@ double update_seconds(const Config& config, const ParamRegistry& registry, const
     for (const StateRange& range : state_ranges(unit, *optimizer, 0, unit.size)) {
       bytes +=
           kStateBytes * static_cast<double>(range.names.size()) * static_cast<double>(range.size);
+      if (range.matrix != nullptr && mesh.world().world() > 1) {
+        bytes += kTravelBytes * static_cast<double>(range.size) * (1 + 1.0 / ranks.replicas);
+      }
     }
   }
-  for (const MatrixGroup& group : plan_matrices(registry, *optimizer, ranks_of(mesh))) {
-    flops += group.flops;
-  }
-  return bytes / mesh.shard_count() / (1e9 * config.machine.memory_gbs) +
-         flops / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
+  const std::vector<MatrixGroup> groups = plan_matrices(registry, *optimizer, ranks);
+  for (const MatrixGroup& group : groups) flops += group.flops;
+  const double all = bytes / mesh.shard_count() / (1e9 * config.machine.memory_gbs) +
+                     flops / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
+  const auto count = static_cast<double>(groups.size());
+  return {.all = all, .beside = groups.empty() ? 0 : all * (count - 1) / count};
 }
 
 constexpr double kGibibyte = 1 << 30;
@@ -132,6 +144,7 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
   check_batch(train, options.world);
   RankPlan plan;
   plan.config = config;
+  UpdateSeconds update;
   const auto run = [&](Traffic* record, const auto& program) {
     // Of ranks that share sequences the last one makes the most visits (attention/context.h).
     const auto ranks = make_planned(static_cast<int>(train.context_parallel) - 1, options.world,
@@ -147,16 +160,18 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
     plan.host = step.host_bytes();
     plan.libraries = library_memory(target, options.world);
     plan.compute = model_seconds(config, model, options);
-    plan.optimizer = update_seconds(config, model.registry(), mesh);
+    update = update_seconds(config, model.registry(), mesh);
   };
   run(&plan.traffic, [](TrainStep& step) { step.plan_step(); });
   run(nullptr, [](TrainStep& step) { step.plan(); });
+  plan.optimizer = update.all;
   const double available = (config.machine.memory_gib - config.machine.reserve_gib) * kGibibyte;
   plan.fits = static_cast<double>(plan.total_bytes()) <= available;
-  plan.estimate = estimate_step(plan.traffic, plan.compute, config.machine,
-                                {.sharding = train.sharding,
-                                 .micro_batches = train.batch * train.context_parallel /
-                                                  (train.micro_batch * options.world)});
+  plan.estimate = estimate_step(
+      plan.traffic, plan.compute, config.machine,
+      {.sharding = train.sharding,
+       .micro_batches = train.batch * train.context_parallel / (train.micro_batch * options.world),
+       .update = update.beside});
   return plan;
 }
 

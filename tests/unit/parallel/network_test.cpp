@@ -119,6 +119,37 @@ TEST(Network, WhatAStepDoesOnceIsHiddenByOnePass) {
               seconds(gather, m) + seconds(within, m), 1e-9);
 }
 
+// Matrices that travel after the sum of loss and norm have the update beside them, and not the
+// passes of the model, which are over; weights that grad gathers have the next forward pass.
+TEST(Network, WhatTheUpdateSendsIsHiddenByTheUpdate) {
+  const MachineConfig m = round_machine();
+  const Transfer gather{Collective::kAllGather, {4, 1}, 400'000'000};
+  const Transfer reduction{Collective::kReduceScatter, {4, 1}, 400'000'000};
+  const Transfer matrices{Collective::kAllToAll, {4, 1}, 400'000'000};
+  const Transfer sum{Collective::kAllReduce, {4, 1}, 32};
+  const Traffic without{{gather, gather, reduction, reduction, sum}};
+  Traffic with = without;
+  with.transfers.insert(with.transfers.end(), {matrices, matrices});
+  const auto more = [&](const StepShape& shape) {
+    const StepEstimate a = estimate_step(without, 1.0, m, shape);
+    const StepEstimate b = estimate_step(with, 1.0, m, shape);
+    return std::pair(b.exposed - a.exposed, b.interference - a.interference);
+  };
+  const double alone = seconds(matrices, m), beside = seconds(matrices, m, true);
+  const auto nothing_beside = more({});
+  EXPECT_NEAR(nothing_beside.first, 2 * alone, 1e-9);
+  EXPECT_NEAR(nothing_beside.second, 0, 1e-12);
+  const auto half = more({.update = beside});
+  EXPECT_NEAR(half.first, alone, 1e-9);
+  EXPECT_NEAR(half.second, 0.1 * beside, 1e-9);
+  const auto all = more({.update = 3 * beside});
+  EXPECT_NEAR(all.first, 0, 1e-9);
+  EXPECT_NEAR(all.second, 0.1 * 2 * beside, 1e-9);
+  const Traffic fetched{{gather, reduction, sum, gather}};
+  EXPECT_NEAR(estimate_step(fetched, 1.0, m, {.sharding = Sharding::kGrad}).exposed,
+              seconds(gather, m) + seconds(reduction, m) + seconds(sum, m), 1e-9);
+}
+
 TEST(Network, AStepWithoutCollectivesIsItsComputation) {
   EXPECT_EQ(estimate_step({}, 0.25, {}).total(), 0.25);
 }
