@@ -77,8 +77,7 @@ find_corpus() {
     [ ! -f "$corpus/$kind.h5" ] || continue
     text=$corpus/$kind.jsonl.zst # what scripts/optimizers.py pack has made
     [ -f "$text" ] || usage_error "--corpus: $corpus has neither $kind.h5 nor $kind.jsonl.zst"
-    "$sbtrain" prepare --tokenizer "$corpus/tokenizer.model" --input "$text" --output "$corpus/$kind.part.h5"
-    mv "$corpus/$kind.part.h5" "$corpus/$kind.h5"
+    "$sbtrain" prepare --tokenizer "$corpus/tokenizer.model" --input "$text" --output "$corpus/$kind.h5"
   done
   corpus_options=("--data.sources=[{path: $corpus/train.h5}]" "--data.validation=[$held_out]"
     "--data.tokenizer=$corpus/tokenizer.model")

@@ -56,8 +56,7 @@ schedule() {
 if [ ! -f "$out/needles.h5" ]; then
   "$sbtrain" data tasks --tasks "$tasks" --lengths 512,768,1024,1280,1536,1792,2048 --samples "${values[samples]}" --seed 7 \
     --tokenizer "$tokenizer" --output "$out/needles.jsonl"
-  "$sbtrain" prepare --input "$out/needles.jsonl" --tokenizer "$tokenizer" --output "$out/needles.part.h5"
-  mv "$out/needles.part.h5" "$out/needles.h5"
+  "$sbtrain" prepare --input "$out/needles.jsonl" --tokenizer "$tokenizer" --output "$out/needles.h5"
   rm "$out/needles.jsonl"
 fi
 
