@@ -32,6 +32,10 @@ for config in configs/tiny_sb.yaml mine.yaml; do
 done
 [[ $(SBTRAIN='' "$folder/share/sbtrain/scripts/find_sbtrain.sh") == "$folder/bin/sbtrain" ]] ||
   fail "its scripts do not find it"
+while read -r called; do # whatever a script calls comes with it
+  [[ -s $folder/share/sbtrain/$called ]] || fail "an installed script calls $called, which is not installed"
+done < <(grep -hoE '("\$python"|^\.|\$\() ?scripts/[a-z_0-9]+\.(sh|py)' "$folder"/share/sbtrain/scripts/*.sh |
+  grep -oE 'scripts/.*' | sort -u)
 # No link of the installed pages leads nowhere.
 python3 "$source/tests/docs/docs_links.py" "$folder/share/doc/sbtrain" || fail "links (above)"
 # A tree that is moved is whole, and needs nothing of the build: the program has no path into it.
