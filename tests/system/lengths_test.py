@@ -298,10 +298,31 @@ class Tables(unittest.TestCase):
         self.assertEqual([(line["label"], line["file"], line.get("revision")) for line in lines[1:4:2]],
                          [("a", "runs/1.json", None), ("a, dynamic_ntk", "runs/tasks.json", "abc")])
         self.assertNotIn("checkpoint", lines[3])
+        again = self.folder / "again"
+        subprocess.run([sys.executable, ROOT / "scripts/collect_results.py", "--unpack", kept, "-o", again], check=True,
+                       stdout=subprocess.DEVNULL)
+        self.assertEqual(self.tables(*options, *files), self.tables(
+            *options, *(again / Path(*Path(file).parts[-2:]) for file in files)))
         sums = [line["lengths"][0]["by_document"] for line in lines[:3]]
         self.assertEqual([sorted(s) for s in sums], [["document", "loss_sum", "places", "store", "tokens"],
                                                      *[["loss_sum", "places"]] * 2])
         self.assertNotIn("results", kept.read_text().splitlines()[3].partition("tasks.json")[2])
+
+    def test_curves_and_sweeps_are_kept_and_made_again(self):
+        metrics = [{"step": 0, "tokens": 0, "validation/loss": 3.0}, {"step": 1, "tokens": 8, "train/loss": 2.123456789,
+                   "train/lr": 0.1, "train/grad_norm": 1.0}, {"step": 1, "tokens": 8, "validation/loss": None}]
+        self.write("runs/a/metrics.jsonl", "".join(json.dumps(line) + "\n" for line in metrics))
+        self.write("runs/a/status.json", {"exit_code": 6})
+        self.write("runs/sweep/sweep.json", {"name": "s", "best_over": [], "runs": []})
+        kept = self.folder / "kept.jsonl"
+        script = [sys.executable, ROOT / "scripts/collect_results.py"]
+        subprocess.run([*script, self.folder / "runs/a", self.folder / "runs/sweep", "-o", kept], check=True)
+        self.assertEqual(json.loads(kept.read_text().splitlines()[0])["exit_code"], 6)
+        subprocess.run([*script, "--unpack", kept, "-o", self.folder / "again"], check=True, stdout=subprocess.DEVNULL)
+        lines = [json.loads(line) for line in (self.folder / "again/runs/a/metrics.jsonl").read_text().splitlines()]
+        self.assertEqual(lines, [{"tokens": 8, "train/loss": 2.12346, "train/grad_norm": 1.0, "train/lr": 0.1},
+                                 {"tokens": 0, "validation/loss": 3.0}, {"tokens": 8, "validation/loss": None}])
+        self.assertEqual(json.loads((self.folder / "again/runs/sweep/sweep.json").read_text())["name"], "s")
 
     def test_pairs_need_the_same_targets(self):
         other = self.losses("b", 2.5)
