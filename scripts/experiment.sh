@@ -54,8 +54,9 @@ parse_command_line() {
 
 # Sets `corpus`, the folder of the text: values[corpus], or corpus/packages where data/package_corpus.py has made it
 # (docs/corpus.md), or else corpus/lengths, which scripts/lengths.sh fetches. With corpus/lengths, which configurations
-# name, `corpus_options` is empty; otherwise it gives a training the stores and the tokenizer of the corpus. `held_out` is
-# the store of held-out documents. Models that stand beside each other have the same text: values[out]/corpus says which.
+# name, `corpus_options` is empty; otherwise it gives a training the stores and the tokenizer of the corpus. `held_out`
+# is the store of held-out documents. Models that stand beside each other have the same text: values[out]/corpus says
+# which.
 find_corpus() {
   corpus=${values[corpus]} corpus_options=()
   if [ -z "$corpus" ]; then

@@ -6,17 +6,18 @@
 #                      [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/lengths.sh sb rope -- --device=cuda
 #
-# MODEL is the part of the file's name after lengths_; the default is all models. DIR (default:
-# runs/lengths) gets a run folder, MODEL.json, MODEL_same.json and MODEL_benefit.json for each model, three plots, tables.md, and all results
-# in one file, results.jsonl. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
-# the mean and the range over the seeds, the tables the mean and the standard deviation, and intervals over the documents.
-# Each GPU trains and measures one model at a time; --jobs N sets their number, and they share the GPUs evenly. With
-# several at a time each writes to MODEL.log beside its run. If one fails, the others go on, and the script ends with its
-# exit code. Results that exist already are skipped and an interrupted run continues, so the same command continues after
-# a stop (exit code 85). --lengths and --tokens (per length; default: 2097152) change what is evaluated. --corpus names
-# the text: a folder that data/package_corpus.py or scripts/optimizers.py pack has made; the default is corpus/packages
-# where that exists, otherwise corpus/lengths, whose text the first run fetches with data/fetch_corpus.py. The variable
-# SBTRAIN names a program to use instead of the release build's, PYTHON another python3.
+# MODEL is the part of the file's name after lengths_; the default is all models. DIR (default: runs/lengths) gets a run
+# folder, MODEL.json, MODEL_same.json and MODEL_benefit.json for each model, three plots, tables.md, and all results in
+# one file, results.jsonl. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
+# the mean and the range over the seeds, the tables the mean and the standard deviation, and intervals over the
+# documents. Each GPU trains and measures one model at a time; --jobs N sets their number, and they share the GPUs
+# evenly. With several at a time each writes to MODEL.log beside its run. If one fails, the others go on, and the script
+# ends with its exit code. Results that exist already are skipped and an interrupted run continues, so the same command
+# continues after a stop (exit code 85). --lengths and --tokens (per length; default: 2097152) change what is evaluated.
+# --corpus names the text: a folder that data/package_corpus.py or scripts/optimizers.py pack has made; the default is
+# corpus/packages where that exists, otherwise corpus/lengths, whose text the first run fetches with
+# data/fetch_corpus.py. The variable SBTRAIN names a program to use instead of the release build's, PYTHON another
+# python3.
 # shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
@@ -70,8 +71,8 @@ is_measured() { # is_measured FOLDER MODEL
   done
 }
 
-# measure FOLDER NAME RUN OPTIONS... writes FOLDER/NAME.json, with the same targets for all lengths FOLDER/NAME_same.json,
-# and what the longest context is worth FOLDER/NAME_benefit.json.
+# measure FOLDER NAME RUN OPTIONS... writes FOLDER/NAME.json, with the same targets for all lengths
+# FOLDER/NAME_same.json, and what the longest context is worth FOLDER/NAME_benefit.json.
 measure() {
   local result=$1/$2 run=$1/$3
   shift 3

@@ -7,18 +7,18 @@
 #                        [-- TRAINING OPTIONS]
 #   scripts/pair_350m.sh --corpus corpus/packages
 #
-# A step has 64 rows of 2048 tokens, the warmup 100 steps; the paper has 256 rows (an assumption) and 15e9 tokens. For each
-# model the rate is the best of --rates after a tenth of the steps, --jobs of these runs at a time, one for each GPU (the
-# default). Then each model trains for --steps (1070, which read 140M tokens), on half of the GPUs where there are
-# several: both at the same time. It is measured at --lengths (2048 to 32768; --tokens for each), on windows of their own
-# text, on the same targets, and by eval --benefit; RoPE with dynamic NTK as well. Its weights are trained on for
-# --needles steps (300) on text and on samples of passkey, niah_single_1 and niah_multikey_2 of at most 2048 tokens
+# A step has 64 rows of 2048 tokens, the warmup 100 steps; the paper has 256 rows (an assumption) and 15e9 tokens. For
+# each model the rate is the best of --rates after a tenth of the steps, --jobs of these runs at a time, one for each
+# GPU (the default). Then each model trains for --steps (1070, which read 140M tokens), on half of the GPUs where there
+# are several: both at the same time. It is measured at --lengths (2048 to 32768; --tokens for each), on windows of
+# their own text, on the same targets, and by eval --benefit; RoPE with dynamic NTK as well. Its weights are trained on
+# for --needles steps (300) on text and on samples of passkey, niah_single_1 and niah_multikey_2 of at most 2048 tokens
 # (--samples of each task and length), and asked for needles at --lengths (--asked prompts). Of stick-breaking, `eval
 # --reach` and `bench skip` measure what is read, at 2048 tokens and at --skip (16384,65536).
 #
-# DIR (default: runs/pair_350m) gets results.jsonl, tables.md and plots; --corpus is as in scripts/lengths.sh, and has to
-# have 140M tokens for one pass. Everything that is done is skipped and an interrupted training continues, so the same
-# command continues after a stop (exit code 85). The variable SBTRAIN names a program to use instead of the release
+# DIR (default: runs/pair_350m) gets results.jsonl, tables.md and plots; --corpus is as in scripts/lengths.sh, and has
+# to have 140M tokens for one pass. Everything that is done is skipped and an interrupted training continues, so the
+# same command continues after a stop (exit code 85). The variable SBTRAIN names a program to use instead of the release
 # build's, PYTHON another python3.
 # shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail

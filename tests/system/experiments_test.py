@@ -1,5 +1,5 @@
-"""scripts/lengths.sh, pair_350m.sh and from_rope.sh with the program itself, a tiny model and two jobs at a time: jobs that fail,
-that are stopped and go on, and that are not repeated.
+"""scripts/lengths.sh, pair_350m.sh and from_rope.sh with the program itself, tiny models and two jobs at a time: jobs
+that fail, that are stopped and go on, and that are not repeated.
 
     experiments_test.py SBTRAIN TEXT.jsonl
 """

@@ -282,8 +282,8 @@ class Tables(unittest.TestCase):
     def test_many_results_in_one_file(self):
         files = [self.write(f"runs/{i}.json", r) for i, r in enumerate(
             (self.losses("lengths_a", 2.0, 4.0), self.losses("lengths_a", 2.0, 4.2), self.losses("b", 2.5, 4.5)))]
-        tasks = {"name": "a", "checkpoint": str(self.folder / "run"), "rope_scaling": "dynamic_ntk", "tasks": [{"task": "vt", "lengths": [
-            {"length": 512, "score": 1 / 3, "results": [{"score": 1}] * 100}]}]}
+        tasks = {"name": "a", "checkpoint": str(self.folder / "run"), "rope_scaling": "dynamic_ntk", "tasks": [
+            {"task": "vt", "lengths": [{"length": 512, "score": 1 / 3, "results": [{"score": 1}] * 100}]}]}
         files.append(self.write("runs/tasks.json", tasks))
         row = {"name": "sb", "length": 512, "epsilon": 0, "batch_tokens": 1024, "keys_read": 1, "loss": 3.0}
         times = ["attention_forward_seconds", "attention_backward_seconds", "model_forward_seconds",
