@@ -119,7 +119,7 @@ ask() { # ask NAME RUN OPTIONS...
 
 train_and_measure() { # train_and_measure MODEL RATE
   local model=$1 run=$out/$1
-  mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 4)
+  mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 2)
   "$sbtrain" train --config "configs/350m_$model.yaml" --out "$run" "${text[@]}" "${whole[@]}" "${options[@]}" \
     --train.lr="$2" || exit
   measure "$model" "$model"
@@ -136,7 +136,7 @@ train_and_measure() { # train_and_measure MODEL RATE
   if [ "$model" = sb ] && [ ! -f "$out/skip.jsonl" ]; then
     # One GPU measures; a batch is one window of the longest length.
     "$sbtrain" bench skip --checkpoint "$run" --device "$device" --lengths "2048,${values[skip]}" \
-      --tokens "${values[skip]##*,}" --batches 4 --json >"$out/skip.part" && mv "$out/skip.part" "$out/skip.jsonl"
+      --tokens "${values[skip]##*,}" --epsilons 5.9604644775390625e-08,1e-2 --batches 4 --repeats 3 --json >"$out/skip.part" && mv "$out/skip.part" "$out/skip.jsonl"
   fi
 }
 
