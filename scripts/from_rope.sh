@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Turns a model with rotary positions into stick-breaking: how many tokens it takes to come near the loss that it had.
 #
-#   scripts/from_rope.sh [--out DIR] [--from RUN] [--corpus FOLDER] [--jobs N] [--rates LR,LR,...] [-- TRAINING OPTIONS]
+#   scripts/from_rope.sh [--out DIR] [--from RUN] [--corpus FOLDER] [--jobs N] [--rates LR,LR,...] [MODEL]
+#                        [-- TRAINING OPTIONS]
 #   scripts/from_rope.sh --from runs/lengths/seed-1/rope
+#   scripts/from_rope.sh --from runs/pair_350m/rope --out runs/from_rope_350m --corpus corpus/packages 350m_sb
 #
 # RUN is a run of configs/lengths_rope.yaml (default: runs/lengths/seed-1/rope), such as scripts/lengths.sh makes;
-# --corpus is that of RUN. configs/from_rope_sb.yaml is trained from its weights with each of --rates
+# --corpus is that of RUN. configs/from_rope_MODEL.yaml (sb) is trained from its weights with each of --rates
 # (3e-4,1e-3,2e-3,4e-3), one for each GPU at a time (--jobs). DIR (default: runs/from_rope) gets from_rope.md,
 # from_rope.png and results.jsonl. The same command continues after a stop (exit code 85). The variable SBTRAIN names a
 # program to use instead of the release build's, PYTHON another python3.
@@ -23,10 +25,11 @@ declare -A values=([out]=runs/from_rope [from]=runs/lengths/seed-1/rope [corpus]
 parse_command_line "$called_from" "$@"
 out=${values[out]}
 [ -f "${values[from]}/metrics.jsonl" ] || usage_error "--from: ${values[from]} is no run; scripts/lengths.sh rope makes one"
+[ ${#models[@]} -eq 1 ] || usage_error "one model at a time: another needs another --from and --out"
 find_corpus
 
 turn() { # turn RATE
-  "$sbtrain" train --config configs/from_rope_sb.yaml --init-from "${values[from]}" --out "$out/lr=$1" \
+  "$sbtrain" train --config "configs/from_rope_${models[0]}.yaml" --init-from "${values[from]}" --out "$out/lr=$1" \
     "${corpus_options[@]}" "${options[@]}" --train.lr="$1" || exit
   touch "$out/lr=$1/done"
 }

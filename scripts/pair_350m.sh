@@ -136,7 +136,9 @@ train_and_measure() { # train_and_measure MODEL RATE
   if [ "$model" = sb ] && [ ! -f "$out/skip.jsonl" ]; then
     # One GPU measures; a batch is one window of the longest length.
     "$sbtrain" bench skip --checkpoint "$run" --device "$device" --lengths "2048,${values[skip]}" \
-      --tokens "${values[skip]##*,}" --epsilons 5.9604644775390625e-08,1e-2 --batches 4 --repeats 3 --json >"$out/skip.part" && mv "$out/skip.part" "$out/skip.jsonl"
+      --tokens "${values[skip]##*,}" --epsilons 5.9604644775390625e-08,1e-2 --batches 4 --repeats 3 --json \
+      >"$out/skip.part"
+    mv "$out/skip.part" "$out/skip.jsonl"
   fi
 }
 
