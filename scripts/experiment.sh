@@ -50,6 +50,31 @@ parse_command_line() {
   if [[ -v values[jobs] ]]; then make_slots; fi
 }
 
+# ---- Rates ------------------------------------------------------------------------------------
+
+# Sets `rate_options` to the learning rate of a model, if values[rates] has one: "sb*=4e-3,rope=2e-3", of which the
+# first that fits counts.
+find_rate() { # find_rate MODEL
+  local part parts
+  rate_options=()
+  IFS=, read -ra parts <<<"${values[rates]}"
+  for part in "${parts[@]}"; do
+    # shellcheck disable=SC2053 # a pattern
+    if [[ $1 == ${part%%=*} ]]; then
+      rate_options=("--train.lr=${part#*=}")
+      return 0
+    fi
+  done
+}
+
+check_rates() {
+  local part parts
+  IFS=, read -ra parts <<<"${values[rates]}"
+  for part in "${parts[@]}"; do
+    [[ $part == ?*=[0-9]* ]] || usage_error "--rates: '$part' is not MODEL=RATE, such as sb=4e-3 or 'sb*=4e-3'"
+  done
+}
+
 # ---- Corpus -----------------------------------------------------------------------------------
 
 # Sets `corpus`, the folder of the text: values[corpus], or corpus/packages where data/package_corpus.py has made it

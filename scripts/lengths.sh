@@ -2,22 +2,22 @@
 # Trains the models of configs/lengths_*.yaml and measures their loss on longer texts than those that
 # they were trained on.
 #
-#   scripts/lengths.sh [--out DIR] [--seeds N,N,...] [--jobs N] [--corpus FOLDER] [--lengths N,N,...] [--tokens N]
-#                      [MODEL...] [-- TRAINING OPTIONS]
+#   scripts/lengths.sh [--out DIR] [--seeds N,N,...] [--rates MODEL=LR,...] [--jobs N] [--corpus FOLDER]
+#                      [--lengths N,N,...] [--tokens N] [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/lengths.sh sb rope -- --device=cuda
 #
 # MODEL is the part of the file's name after lengths_; the default is all models. DIR (default: runs/lengths) gets a run
 # folder, MODEL.json, MODEL_same.json and MODEL_benefit.json for each model, three plots, tables.md, and all results in
 # one file, results.jsonl. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
 # the mean and the range over the seeds, the tables the mean and the standard deviation, and intervals over the
-# documents. Each GPU trains and measures one model at a time; --jobs N sets their number, and they share the GPUs
-# evenly. With several at a time each writes to MODEL.log beside its run. If one fails, the others go on, and the script
-# ends with its exit code. Results that exist already are skipped and an interrupted run continues, so the same command
-# continues after a stop (exit code 85). --lengths and --tokens (per length; default: 2097152) change what is evaluated.
-# --corpus names the text: a folder that data/package_corpus.py or scripts/optimizers.py pack has made; the default is
-# corpus/packages where that exists, otherwise corpus/lengths, whose text the first run fetches with
-# data/fetch_corpus.py. The variable SBTRAIN names a program to use instead of the release build's, PYTHON another
-# python3.
+# documents. --rates sb*=4e-3,rope=2e-3 gives models learning rates of their own. Each GPU trains and measures one model
+# at a time; --jobs N sets their number, and they share the GPUs evenly. With several at a time each writes to MODEL.log
+# beside its run. If one fails, the others go on, and the script ends with its exit code. Results that exist already are
+# skipped and an interrupted run continues, so the same command continues after a stop (exit code 85). --lengths and
+# --tokens (per length; default: 2097152) change what is evaluated. --corpus names the text: a folder that
+# data/package_corpus.py or scripts/optimizers.py pack has made; the default is corpus/packages where that exists,
+# otherwise corpus/lengths, whose text the first run fetches with data/fetch_corpus.py. The variable SBTRAIN names a
+# program to use instead of the release build's, PYTHON another python3.
 # shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
@@ -26,7 +26,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=lengths
 models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased rebased_conv)
 declare -A values=([out]=runs/lengths [seeds]="" [lengths]="512,1024,2048,4096,8192,16384"
-  [tokens]=2097152 [jobs]="" [corpus]="")
+  [tokens]=2097152 [rates]="" [jobs]="" [corpus]="")
 targets=256
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
@@ -36,6 +36,7 @@ IFS=, read -ra seeds <<<"${values[seeds]}"
 for seed in "${seeds[@]}"; do
   [[ $seed =~ ^[0-9]+$ ]] || usage_error "--seeds: '$seed' is no seed"
 done
+check_rates
 
 # ---- Data -------------------------------------------------------------------------------------
 
@@ -111,7 +112,9 @@ for model in "${models[@]}"; do
       seed=(--seed="${folder##*/seed-}") name=${folder##*/}/$model
     fi
     mkdir -p "$folder"
-    start_job "$name" train_and_measure "$folder" "$model" "${corpus_options[@]}" "${options[@]}" "${seed[@]}"
+    find_rate "$model"
+    start_job "$name" train_and_measure "$folder" "$model" "${corpus_options[@]}" "${rate_options[@]}" "${options[@]}" \
+      "${seed[@]}"
   done
 done
 finish_jobs

@@ -2,8 +2,9 @@
 # Trains the models of configs/lengths_*.yaml to find needles in texts of at most 512 tokens, and asks for needles in
 # texts of up to 16 times that length.
 #
-#   scripts/needles.sh [--out DIR] [--seeds N,N,...] [--jobs N] [--corpus FOLDER] [--lengths N,N,...] [--text STEPS]
-#                      [--needles STEPS] [--tasks NAME,NAME,...] [--row TOKENS] [MODEL...] [-- TRAINING OPTIONS]
+#   scripts/needles.sh [--out DIR] [--seeds N,N,...] [--rates MODEL=LR,...] [--jobs N] [--corpus FOLDER]
+#                      [--lengths N,N,...] [--text STEPS] [--needles STEPS] [--tasks NAME,NAME,...] [--row TOKENS]
+#                      [MODEL...] [-- TRAINING OPTIONS]
 #   scripts/needles.sh sb rope alibi -- --device=cuda
 #   scripts/needles.sh --out runs/needles_vt --row 1024 --tasks passkey,vt sb rope -- --device=cuda
 #
@@ -25,7 +26,7 @@ prefix=lengths
 models=(sb rope alibi window none)
 declare -A values=([out]=runs/needles [seeds]=1 [lengths]="320,512,1024,2048,4096,8192" [text]=500 [needles]=700
   [samples]=1500 [tasks]="passkey,niah_single_1,niah_multikey_2" [row]=512
-  [asked]=100 [jobs]="" [corpus]="")
+  [asked]=100 [rates]="" [jobs]="" [corpus]="")
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
 parse_command_line "$called_from" "$@"
@@ -41,6 +42,7 @@ for task in ${tasks//,/ }; do
     *) usage_error "--tasks: '$task' is not passkey, niah_single_1, niah_multikey_2 or vt" ;;
   esac
 done
+check_rates
 find_corpus
 tokenizer=$corpus/tokenizer.model
 [ -f "$corpus/train.h5" ] || usage_error "corpus/lengths/train.h5 is missing: scripts/lengths.sh fetches the text"
@@ -102,7 +104,8 @@ stages:
 YAML
   # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
   [ -f "$run.json" ] ||
-    "$sbtrain" train --config "$run.yaml" --out "$run" --seed="$2" "${corpus_options[@]}" "${options[@]}" || exit
+    "$sbtrain" train --config "$run.yaml" --out "$run" --seed="$2" "${corpus_options[@]}" \
+      "${rate_options[@]}" "${options[@]}" || exit
   evaluate "$run.json" "$run"
   case $model in
     rope* | coca*) evaluate "$out/${model}_dynamic_ntk-$2.json" "$run" --rope-scaling dynamic_ntk ;;
@@ -121,6 +124,7 @@ for model in "${models[@]}"; do
       labels=$labels,$name
       [ -f "$out/$name-$seed.json" ] || missing=yes
     done
+    find_rate "$model"
     [ -z "$missing" ] || start_job "$model-$seed" train_and_ask "$model" "$seed"
   done
 done

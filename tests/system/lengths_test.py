@@ -115,6 +115,13 @@ class Lengths(Script):
                                   for _ in range(3)])
         self.assertIn("| CoCA, strict, dynamic NTK at evaluation |", (self.folder / "out/tables.md").read_text())
 
+    def test_rates_of_models(self):
+        calls = self.run_script("--lengths", "512", "--rates", "sb_bias=1e-3,sb*=4e-3", "sb", "sb_bias", "rope")
+        rates = {Path(call[4]).name: [word for word in call if word.startswith("--train.lr")]
+                 for call in calls if call[0] == "train"}
+        self.assertEqual(rates, {"sb": ["--train.lr=4e-3"], "sb_bias": ["--train.lr=1e-3"], "rope": []})
+        self.assertEqual(self.run_script("--rates", "4e-3", "sb", code=2), [])
+
     def gpus_of_jobs(self, *arguments, **more):
         """The GPUs of all calls, and of how many jobs the script says so."""
         shutil.rmtree(self.folder / "out", ignore_errors=True)
@@ -169,8 +176,11 @@ class Needles(Script):
         self.assertEqual(self.run_script(*arguments), [])  # nothing is left to do
 
     def test_two_at_a_time(self):
-        arguments = ("--seeds", "1,2", "--lengths", "512", "--jobs", "2", "sb", "rope", "--", "--device=cpu")
+        arguments = ("--seeds", "1,2", "--lengths", "512", "--jobs", "2", "--rates", "rope=2e-3", "sb", "rope", "--",
+                     "--device=cpu")
         calls = self.run_script(*arguments)
+        self.assertEqual({call[4] for call in calls if "--train.lr=2e-3" in call},
+                         {f"{self.folder}/out/rope-1", f"{self.folder}/out/rope-2"})
         self.assertEqual(len([call for call in calls if call[0] == "train"]), 4)
         self.assertEqual(self.output.count(" is done after "), 4, self.output)
         self.assertTrue((self.folder / "out/rope-2.log").is_file())
