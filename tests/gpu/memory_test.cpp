@@ -18,9 +18,15 @@ TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
   struct Case {
     const char* type;
     Offload offload = Offload::kNone;
+    Recompute recompute = Recompute::kNone;
+    Precision precision = Precision::kBf16;
   };
-  for (const auto& [type, offload] :
-       {Case{"stickbreaking"}, Case{"softmax"}, Case{"stickbreaking", Offload::kActivations}}) {
+  for (const auto& [type, offload, recompute, precision] :
+       {Case{"stickbreaking"}, Case{"softmax"},
+        Case{"stickbreaking", Offload::kActivations, Recompute::kFull},
+        Case{"stickbreaking", Offload::kNone, Recompute::kSelective},
+        Case{"stickbreaking", Offload::kNone, Recompute::kSelective, Precision::kFp8}}) {
+    if (precision == Precision::kFp8 && present_target(Backend::kCuda).sm < 89) continue;
     Config config;
     config.model.layers = 4;
     config.model.width = 1024;
@@ -33,7 +39,8 @@ TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
     config.train.micro_batch = 4;
     config.train.batch = 4;
     config.train.offload = offload;
-    if (offload != Offload::kNone) config.train.recompute = Recompute::kFull;
+    config.train.recompute = recompute;
+    config.train.precision = precision;
     Config tiny = config;  // loads kernels and libraries
     tiny.model.layers = 1;
     tiny.model.vocab = 512;
@@ -48,8 +55,9 @@ TEST_F(GpuMemory, ThePlanIsWhatTheStepTakes) {
     EXPECT_GT(planned, size_t{2} << 30);
     EXPECT_NEAR(taken, static_cast<double>(planned),
                 0.02 * static_cast<double>(planned) + (64 << 20));
-    std::printf("%s, offload %s: planned %.1f MiB, taken %.1f MiB\n", type,
-                std::string(name_of(offload)).c_str(), static_cast<double>(planned) / (1 << 20),
+    std::printf("%s, offload %s, recompute %s, %s: planned %.1f MiB, taken %.1f MiB\n", type,
+                std::string(name_of(offload)).c_str(), std::string(name_of(recompute)).c_str(),
+                std::string(name_of(precision)).c_str(), static_cast<double>(planned) / (1 << 20),
                 taken / (1 << 20));
   }
 }
