@@ -1,4 +1,4 @@
-// What update_rank prints.
+// What multi_rank update prints.
 #pragma once
 
 #include <gtest/gtest.h>

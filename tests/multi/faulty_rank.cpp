@@ -1,5 +1,5 @@
 // One rank of a job in which rank 1 fails in the tenth round of collectives, in a way that the
-// command line names:  faulty_rank cpu|cuda kill|stop|leave|throw|hang|exchange
+// command line names:  multi_rank fault cpu|cuda kill|stop|leave|throw|hang|exchange
 // exchange: it is killed while exchanges are under way, on GPUs by the copy engines.
 // Every rank writes "rank R ends with C: MESSAGE" and exits with the code C.
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/gpus.h"
 #include "job/launch.h"
+#include "multi/rank.h"
 #include "ops/memory.h"
 #include "ops/stream_control.h"
 #include "parallel/make_communicator.h"
@@ -87,18 +88,18 @@ JobFailure run(Control& control, Backend backend, int local_rank, const std::str
 }
 
 }  // namespace
-}  // namespace sbtrain::test
 
-int main(int argc, char** argv) {
-  using namespace sbtrain;  // NOLINT: only here
-  if (argc != 3) return 2;
+int run_fault(int argc, char** argv) {
+  if (argc != 2) return 2;
   const Launch launch = find_launch(process_environment());
   const auto control = make_control(launch, {.rendezvous = std::chrono::seconds(60),
                                              .progress = std::chrono::seconds(3),
                                              .heartbeat = std::chrono::milliseconds(200)});
-  const Backend backend = argv[1] == std::string("cuda") ? Backend::kCuda : Backend::kCpu;
-  const JobFailure failure = test::run(*control, backend, launch.local_rank, argv[2]);
+  const Backend backend = argv[0] == std::string("cuda") ? Backend::kCuda : Backend::kCpu;
+  const JobFailure failure = run(*control, backend, launch.local_rank, argv[1]);
   fmt::print(stderr, "rank {} ends with {}: {}\n", launch.rank, static_cast<int>(failure.code),
              failure.message);
   return static_cast<int>(failure.code);
 }
+
+}  // namespace sbtrain::test

@@ -32,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, MpiRanks, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param); });
 
 TEST_P(MpiRanks, PassTheChecksOfCommunicators) {
-  const Outcome outcome = mpirun(GetParam(), {SBTRAIN_RANK});
+  const Outcome outcome = mpirun(GetParam(), {SBTRAIN_RANK, "checks", "cpu"});
   EXPECT_EQ(outcome.code, 0) << outcome.output;
 }
 
@@ -42,7 +42,7 @@ TEST(MpiUpdates, HaveTheSameBitsInEveryWorld) {
     std::set<std::string> digests;
     for (const auto& [world, sharding] : {std::pair(1, "full"), {2, "none"}, {4, "full"}}) {
       const TemporaryFolder folder;
-      const Outcome outcome = mpirun(world, {SBTRAIN_UPDATE_RANK, "cpu", optimizer, sharding,
+      const Outcome outcome = mpirun(world, {SBTRAIN_RANK, "update", "cpu", optimizer, sharding,
                                              "multiprocessors", folder.path()});
       ASSERT_EQ(outcome.code, 0) << outcome.output;
       digests.insert(digest_in(outcome.output));
@@ -54,7 +54,7 @@ TEST(MpiUpdates, HaveTheSameBitsInEveryWorld) {
 // Rank 1 of three. The others must end, and know why: nobody may wait for ever.
 void expect_end(const std::string& fault, bool survivors_stay, int code,
                 const std::string& message) {
-  const Outcome outcome = mpirun(3, {SBTRAIN_FAULTY_RANK, "cpu", fault}, survivors_stay);
+  const Outcome outcome = mpirun(3, {SBTRAIN_RANK, "fault", "cpu", fault}, survivors_stay);
   EXPECT_EQ(outcome.code, survivors_stay ? 0 : code) << outcome.output;
   for (const int rank : {0, 2}) {
     const std::string end = fmt::format("rank {} ends with {}: {}", rank, code, message);
@@ -74,17 +74,17 @@ TEST(MpiFaults, ARankThatLeavesEndsTheJob) {
 }
 // The first rank to end makes mpirun end the others, so the last of them may not get to say why.
 TEST(MpiFaults, AnErrorOfOneRankIsEveryRanks) {
-  const Outcome outcome = mpirun(3, {SBTRAIN_FAULTY_RANK, "cpu", "throw"});
+  const Outcome outcome = mpirun(3, {SBTRAIN_RANK, "fault", "cpu", "throw"});
   EXPECT_EQ(outcome.code, 4) << outcome.output;
   EXPECT_NE(outcome.output.find("shard 3 is damaged"), std::string::npos) << outcome.output;
 }
 TEST(MpiFaults, AStoppedRankEndsTheJobAtItsDeadline) {
-  const Outcome outcome = mpirun(3, {SBTRAIN_FAULTY_RANK, "cpu", "stop"});
+  const Outcome outcome = mpirun(3, {SBTRAIN_RANK, "fault", "cpu", "stop"});
   EXPECT_EQ(outcome.code, 7) << outcome.output;
   EXPECT_NE(outcome.output.find("no answer from rank 1"), std::string::npos) << outcome.output;
 }
 TEST(MpiFaults, ARankThatHangsEndsTheJobAtItsDeadline) {
-  const Outcome outcome = mpirun(3, {SBTRAIN_FAULTY_RANK, "cpu", "hang"});
+  const Outcome outcome = mpirun(3, {SBTRAIN_RANK, "fault", "cpu", "hang"});
   EXPECT_EQ(outcome.code, 7) << outcome.output;
   EXPECT_NE(outcome.output.find("no progress"), std::string::npos) << outcome.output;
 }

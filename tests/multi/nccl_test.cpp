@@ -76,7 +76,7 @@ class Nccl : public testing::Test {
 };
 
 TEST_F(Nccl, PassesTheChecksOfCommunicators) {
-  Ranks ranks({SBTRAIN_RANK, "--backend=cuda"});
+  Ranks ranks({SBTRAIN_RANK, "checks", "cuda"});
   for (int rank = 0; rank < world(); ++rank) {
     EXPECT_EQ(ranks[rank].wait(300), 0) << ranks[rank].output();
   }
@@ -103,7 +103,7 @@ TEST_F(Nccl, UpdatesHaveTheSameBitsInEveryWorld) {
     std::string first;
     for (const Case& c : cases) {
       const TemporaryFolder folder;
-      Ranks ranks({SBTRAIN_UPDATE_RANK, "cuda", optimizer, c.sharding, c.engine, folder.path()},
+      Ranks ranks({SBTRAIN_RANK, "update", "cuda", optimizer, c.sharding, c.engine, folder.path()},
                   c.world);
       for (int rank = 0; rank < c.world; ++rank) {
         ASSERT_EQ(ranks[rank].wait(120), 0) << ranks[rank].output();
@@ -118,7 +118,7 @@ TEST_F(Nccl, UpdatesHaveTheSameBitsInEveryWorld) {
 
 // Rank 1 fails; rank 0 must end, and know why.
 void expect_end(const std::string& fault, int code, const std::string& message) {
-  Ranks ranks({SBTRAIN_FAULTY_RANK, "cuda", fault});
+  Ranks ranks({SBTRAIN_RANK, "fault", "cuda", fault});
   EXPECT_EQ(ranks[0].wait(60), code) << ranks[0].output();
   EXPECT_NE(ranks[0].output().find(message), std::string::npos) << ranks[0].output();
 }

@@ -1,5 +1,8 @@
 // One rank of a job that runs the checks of communicators together with the others. A launcher
-// starts several of them, such as mpirun; alone it is a job of one. --backend=cuda: on GPUs.
+// starts several of them, such as mpirun; alone it is a job of one.
+//   multi_rank checks cpu|cuda
+#include "multi/rank.h"
+
 #include <gtest/gtest.h>
 
 #include "core/gpus.h"
@@ -52,15 +55,15 @@ int run() {
 }
 
 }  // namespace
-}  // namespace sbtrain::test
 
-int main(int argc, char** argv) {
-  using namespace sbtrain;  // NOLINT: only here
+int run_checks(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  if (argc > 1 && argv[1] == std::string("--backend=cuda")) test::backend = Backend::kCuda;
+  if (argc > 0 && argv[0] == std::string("cuda")) backend = Backend::kCuda;
   try {
-    return test::run();
+    return run();
   } catch (const Error& e) {
-    return test::fail_with({e.code(), e.what()});
+    return fail_with({e.code(), e.what()});
   }
 }
+
+}  // namespace sbtrain::test

@@ -1,6 +1,6 @@
 // One rank of a training of which one sequence of a step alone has targets, so that the gradients
 // are the same for every number of ranks, and so has to be what an optimizer makes of them.
-//   update_rank cpu|cuda OPTIMIZER SHARDING ENGINE FOLDER
+//   multi_rank update cpu|cuda OPTIMIZER SHARDING ENGINE FOLDER
 // Saves into the folder after four steps. Rank 0 then prints "tensors DIGEST", of all weights and
 // all that the optimizer keeps.
 #include <iostream>
@@ -10,6 +10,7 @@
 #include "core/gpus.h"
 #include "core/sha256.h"
 #include "job/launch.h"
+#include "multi/rank.h"
 #include "parallel/make_communicator.h"
 #include "support/optimizer_runs.h"
 #include "train/communicator_options.h"
@@ -77,17 +78,20 @@ void train(const Config& config, Communicator& ranks, const Launch& launch, Back
   if (ranks.rank() == 0) print_digest(*open_newest(folder));
 }
 
-int run(char** argv) {
+}  // namespace
+
+int run_update(int argc, char** argv) {
+  if (argc != 5) return 2;
   const Launch launch = find_launch(process_environment());
   const auto control = make_control(launch, {.rendezvous = std::chrono::seconds(60)});
-  const Backend backend = argv[1] == std::string("cuda") ? Backend::kCuda : Backend::kCpu;
+  const Backend backend = argv[0] == std::string("cuda") ? Backend::kCuda : Backend::kCpu;
   return static_cast<int>([&] {
     try {
       control->check();
       if (backend == Backend::kCuda) choose_gpu(launch.local_rank % visible_gpus());
-      const Config config = config_of(argv[2], argv[3], argv[4]);
+      const Config config = config_of(argv[1], argv[2], argv[3]);
       const auto ranks = make_communicator(*control, backend, communicator_options(config.train));
-      train(config, *ranks, launch, backend, argv[5]);
+      train(config, *ranks, launch, backend, argv[4]);
       control->finish();
       return ExitCode::kDone;
     } catch (const Error& e) {
@@ -98,10 +102,4 @@ int run(char** argv) {
   }());
 }
 
-}  // namespace
 }  // namespace sbtrain::test
-
-int main(int argc, char** argv) {
-  if (argc != 6) return 2;
-  return sbtrain::test::run(argv);
-}
