@@ -119,7 +119,7 @@ class Job:
                                             start_new_session=True)
 
     def ranks(self):
-        """{rank: process id}, once all have started."""
+        """{rank: process id} of a job that has come to a step."""
         if self.world == 1:
             return {0: self.process.pid}
         while True:
@@ -149,9 +149,15 @@ class Job:
             raise Unexpected(f"{self.folder.name} has not ended within {seconds} s\n{self.log.read_text()[-4000:]}") \
                 from None
 
-    def stop(self):
-        """Lets the run save and end. mpirun with --enable-recovery has no code of the ranks."""
+    def ask_to_stop(self):
         os.kill(self.ranks()[0], signal.SIGTERM)
+
+    def stop(self):
+        self.ask_to_stop()
+        self.end_of_stop()
+
+    def end_of_stop(self):
+        """Waits until the run has saved. mpirun with --enable-recovery has no code of the ranks."""
         code = self.end()
         expect(code == PREEMPTED or not self.own_code(), f"{self.folder.name}: exit code {code} after a stop", self.log)
         expect("saved; the same command continues" in self.log.read_text(),
@@ -228,6 +234,7 @@ class Tests:
         self.random = random.Random(arguments.seed)
         self.end = time.monotonic() + arguments.limit
         self.lines = []
+        self.stopping = []  # (runs on fewer ranks that were asked to stop, the step of their checkpoint)
         self.largest = {}  # world: the largest difference of a loss
         self.config = self.folder / "lost.yaml"
         if arguments.config:
@@ -278,46 +285,44 @@ class Tests:
                 if time.monotonic() > self.end:
                     break
                 job = self.fault(job, fault, engine, parts)
+            self.end_fewer(parts)
             job.reach(newest_checkpoint(hit) + COMPARED)
             parts.append((self.ranks, losses_of(hit)))
             job.stop()
         finally:
-            job.kill()
+            for each in (job, *(other for other, _ in self.stopping)):
+                each.kill()
         self.compare(whole, engine, parts)
 
     def fault(self, job, fault, engine, parts):
         """Hits the job, and returns the one that continues it on as many ranks."""
         began = newest_checkpoint(job.folder)
-        ranks = job.ranks()
         job.reach(began + COMPARED + self.random.randrange(SAVE_EVERY))
+        ranks = job.ranks()
         rank = self.random.randrange(self.ranks)
         before, last = records_of(job.folder)[-2:]
         time.sleep(self.random.uniform(0, min(2.0, last["time"] - before["time"])))
         os.kill(ranks[rank], signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
         hit = time.monotonic()
         seconds = self.ends(job, fault, rank, ranks, hit)
+        self.end_fewer(parts)
         last_step, exposed = last_record(job.folder)["step"], exposed_share(job.folder)
         checkpoint = newest_checkpoint(job.folder)
         parts.append((self.ranks, losses_of(job.folder)))
         verify = subprocess.Popen([self.program, "ckpt", "verify", str(job.folder)], stdout=subprocess.DEVNULL,
                                   stderr=subprocess.DEVNULL)
-        fewer = self.continued_on_fewer(job.folder, engine)
+        self.continue_on_fewer(job.folder, engine, checkpoint)
         again = Job(self, job.folder, self.ranks, engine)
         try:
-            for other in fewer:
+            for other, _ in self.stopping:
                 other.reach(checkpoint + COMPARED)
-                other.stop()
-                parts.append((other.world, {step: loss for step, loss in losses_of(other.folder).items()
-                                            if checkpoint < step <= checkpoint + MOST_COMPARED}))
+                other.ask_to_stop()
             expect(verify.wait(PATIENCE) == 0, f"ckpt verify finds damage after {fault} at step {last_step}")
             again.reach(checkpoint + 1)
             expect("resumed from" in again.log.read_text(), "the run has not been resumed", again.log)
         except BaseException:
             again.kill()
             raise
-        finally:
-            for other in fewer:
-                other.kill()
         line = {"fault": fault, "engine": engine, "ranks": self.ranks, "rank": rank, "step": last_step,
                 "seconds_to_end": round(seconds, 2), "resumed_at": checkpoint, "also_on": self.fewer}
         if exposed is not None:
@@ -326,15 +331,22 @@ class Tests:
         print(json.dumps(line), flush=True)
         return again
 
-    def continued_on_fewer(self, folder, engine):
-        jobs, first = [], 0
+    def continue_on_fewer(self, folder, engine, checkpoint):
+        """Starts copies of the run. They end while the next fault is under way."""
+        first = 0
         for world in self.fewer:
             copy = folder.parent / f"{folder.name}-on-{world}"
             copy_run(folder, copy)
             gpus = [self.gpus[(first + n) % len(self.gpus)] for n in range(world)] if self.gpus else None
-            jobs.append(Job(self, copy, world, engine, gpus))
+            self.stopping.append((Job(self, copy, world, engine, gpus), checkpoint))
             first += world
-        return jobs
+
+    def end_fewer(self, parts):
+        for other, checkpoint in self.stopping:
+            other.end_of_stop()
+            parts.append((other.world, {step: loss for step, loss in losses_of(other.folder).items()
+                                        if checkpoint < step <= checkpoint + MOST_COMPARED}))
+        self.stopping = []
 
     def ends(self, job, fault, rank, ranks, hit):
         """The seconds until the other ranks have ended, each with the right code and message."""
