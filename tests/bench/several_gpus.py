@@ -30,7 +30,8 @@ others run one after the other from then on.
 
 Stick-breaking runs with skip_epsilon 0 unless a row says otherwise. A GPU of less than 100 GiB gets smaller micro-batches.
 What follows -- goes to every `sbtrain`, in place of options that the script gives. --device cpu does all of it with ranks
-on the CPU, which mpirun starts, for models that such options make small. SBTRAIN names the program.
+on the CPU, which mpirun starts, for models that such options make small. SBTRAIN names the program, PYTORCH_OPTIONS holds
+options of pytorch_fsdp2.py.
 """
 
 import argparse
@@ -229,7 +230,8 @@ class Measuring:
             flat.write_bytes(text)
             python = os.environ.get("PYTHON") or find("python.sh")
             return [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", one.gpus,
-                    ROOT / "tests/bench/pytorch_fsdp2.py", *[flat if word == config else word for word in one.command]]
+                    ROOT / "tests/bench/pytorch_fsdp2.py", *[flat if word == config else word for word in one.command],
+                    *os.environ.get("PYTORCH_OPTIONS", "").split()]
         if one.kind == "reach":
             return [self.sbtrain, *one.command]
         command = without_replaced(one.command, self.arguments.options)
