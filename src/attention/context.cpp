@@ -74,6 +74,19 @@ int64_t KeyRing::visits(const ContextShare& share) {
   return chunks_of_rank(share.layout) * share.ranks->size() - 1;
 }
 
+std::optional<int64_t> KeyRing::last_visit(const ContextShare& share, int64_t chunk) {
+  const ContextChunk& queries = share.chunks[static_cast<size_t>(chunk)];
+  if (queries.continued == 0) return {};
+  int place = queries.place;
+  while (place > 0 && share.keys_of(queries, place - 1) > 0) --place;
+  if (place == queries.place) return {};
+  int64_t first = 0;
+  for (int64_t before = 0; before < chunk; ++before) {
+    first += share.chunks[static_cast<size_t>(before)].place;
+  }
+  return first + queries.place - 1 - place;
+}
+
 // The transfer with which the keys of a rank come.
 int KeyRing::hop_of(int rank) const {
   const int size = share_.ranks->size();

@@ -53,6 +53,8 @@ class KeyRing {
   // Of all visits of this rank in the order of the forward pass, 0 <= index < visits(share).
   int64_t index() const { return visits_[visit_].index; }
   static int64_t visits(const ContextShare& share);  // at most, on any rank
+  // The last one of a chunk in that order in which it reads a key, if there is one.
+  static std::optional<int64_t> last_visit(const ContextShare& share, int64_t chunk);
   // Whether the keys are the nearest ones before the chunk of queries.
   bool nearest() const { return place() == queries().place - 1; }
   OwnTokens own() const;               // the queries

@@ -75,9 +75,6 @@ std::optional<FlaAttention> in_fla(const Options& o) {
 
 std::string context_problem(const Options& o) {
   if (o.forget_gate) return "gates do not travel between ranks yet; leave out forget_gate";
-  if (o.remainder != ops::Remainder::kNone) {
-    return "ranks do not share the remainder yet; leave out remainder";
-  }
   return {};
 }
 
@@ -177,6 +174,7 @@ class StickBreakingAttention : public Attention {
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor, mine.x_amax_1);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
     std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
+    const ops::StickBreakingParams own_params = ring ? without_remainder(params) : params;
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::StickBreakingForward{.o_THd = own.rows(heads_TD),
                                             .log2_rem_HT = own.per_head(mine.log2_rem_HT),
@@ -187,9 +185,9 @@ class StickBreakingAttention : public Attention {
                                             .gate_TH = own.rows(mine.gate_TH),
                                             .remainder_bias_Hd = remainder_bias(w),
                                             .sequences = own.sequences,
-                                            .params = params});
+                                            .params = own_params});
     }
-    if (ring) add_far_keys(s, heads_TD, x.q, mine, *ring, *sequences.context);
+    if (ring) add_far_keys(s, heads_TD, x, w, mine, *ring, sequences);
     if (head_norm_) normalise(s, mix_TD, heads_TD, w);
   }
 
@@ -218,8 +216,12 @@ class StickBreakingAttention : public Attention {
     Buffer dgate;
     if (gated_) dgate = s.scratch("dgate", s.memory().compute_dtype(), {tokens, model_.heads});
     const Qkv dx = qkv_.view(dqkv);
+    ops::StickBreakingParams params = params_of(s, tokens);
     FarGradients far;
-    if (ring) far = far_backward(s, dheads_TD, x.q, mine, *ring);
+    if (ring) {
+      far = far_backward(s, dheads_TD, x, w, mine, *ring, sequences);
+      params = without_remainder(params);
+    }
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::StickBreakingBackward{.dq_THd = own.rows(dx.q),
                                              .dk_THd = own.rows(dx.k),
@@ -236,10 +238,11 @@ class StickBreakingAttention : public Attention {
                                              .gate_TH = own.rows(mine.gate_TH),
                                              .remainder_bias_Hd = remainder_bias(w),
                                              .sequences = own.sequences,
-                                             .params = params_of(s, tokens)});
+                                             .params = params});
     }
     if (ring) {
       const KeyRing::Home home = ring->home();
+      give_remainder_gradients(s, dheads_TD, home.dv, dw, mine, sequences);
       ops::run(s, ops::Add{.y = dx.q, .x = far.dq_THd});
       ops::run(s, ops::Add{.y = dx.k, .x = home.dk});
       ops::run(s, ops::Add{.y = dx.v, .x = home.dv});
@@ -423,9 +426,12 @@ class StickBreakingAttention : public Attention {
                                              .params = params_});
   }
 
-  // Adds the keys of earlier chunks to the output of the chunks' own, the nearest first.
-  void add_far_keys(Stream& s, const Tensor& o_THd, const Tensor& q_THd, StickBreakingSaved& saved,
-                    KeyRing& ring, const ContextShare& share) const {
+  // Adds the keys of earlier chunks to the output of the chunks' own, the nearest first, and what
+  // the remainder gives.
+  void add_far_keys(Stream& s, const Tensor& o_THd, const Qkv& x, const Weights& w,
+                    StickBreakingSaved& saved, KeyRing& ring, const Sequences& sequences) const {
+    const Tensor& q_THd = x.q;
+    const ContextShare& share = *sequences.context;
     const auto buffer = [&](const char* name, DType dtype) {
       return s.memory().allocate(MemoryClass::kAttention, name, dtype,
                                  {KeyRing::visits(share), model_.heads, share.chunk_tokens()});
@@ -451,7 +457,17 @@ class StickBreakingAttention : public Attention {
                       .k_THd = ring.k(),
                       .v_THd = ring.v(),
                       .far = ring.keys(),
-                      .params = params_of(s, q_THd.rows())});
+                      .params = without_remainder(params_of(s, q_THd.rows()))});
+    }
+    if (has_remainder()) {
+      const Buffer left_HT = left_by_all(s, saved, sequences);
+      for (const OwnTokens& own : own_tokens(sequences)) {
+        ops::run(s, ops::AddRemainder{.o_THd = own.rows(sum_THd),
+                                      .log2_rem_HT = own.per_head(left_HT),
+                                      .v_THd = own.rows(x.v),
+                                      .remainder_bias_Hd = remainder_bias(w),
+                                      .params = params_});
+      }
     }
     if (apart) ops::run(s, ops::Add{.y = o_THd, .x = sums});
   }
@@ -462,19 +478,64 @@ class StickBreakingAttention : public Attention {
     return StickBreakingSaved::of_visit(saved.far_log2_rem, ring.index() - 1);
   }
 
+  // log2 of what the keys of all chunks have left, [H, T], chunk after chunk.
+  Buffer left_by_all(Stream& s, const StickBreakingSaved& saved, const Sequences& sequences) const {
+    const Tensor& nearest = saved.log2_rem_HT;
+    Buffer left_HT =
+        s.scratch("remainders after all chunks", DType::kF32, {nearest.rows(), nearest.cols()});
+    ops::run(s, ops::Copy{.y = left_HT, .x = nearest});
+    const ContextShare& share = *sequences.context;
+    for (const OwnTokens& own : own_tokens(sequences)) {
+      const std::optional<int64_t> last = KeyRing::last_visit(share, own.chunk);
+      if (!last) continue;
+      const int64_t queries = share.chunks[static_cast<size_t>(own.chunk)].continued;
+      const Tensor left = StickBreakingSaved::of_visit(saved.far_log2_rem, *last);
+      ops::run(s, ops::Copy{.y = own.per_head(left_HT).col_range(0, queries),
+                            .x = left.col_range(0, queries)});
+    }
+    return left_HT;
+  }
+
+  // The gradients of what receives the remainder: the tokens' own values, or a vector.
+  void give_remainder_gradients(Stream& s, const Tensor& do_THd, const Tensor& dv_THd,
+                                const Weights& dw, const StickBreakingSaved& saved,
+                                const Sequences& sequences) const {
+    if (!has_remainder()) return;
+    const Buffer left_HT = left_by_all(s, saved, sequences);
+    for (const OwnTokens& own : own_tokens(sequences)) {
+      ops::run(s, ops::AddRemainderBackward{.dv_THd = own.rows(dv_THd),
+                                            .dremainder_bias_Hd = remainder_bias(dw),
+                                            .do_THd = own.rows(do_THd),
+                                            .log2_rem_HT = own.per_head(left_HT),
+                                            .params = params_});
+    }
+  }
+
   // Gradients that the keys of earlier chunks give to the queries, f32 [T, H*d], and to what they
   // find of the stick.
   struct FarGradients {
     Buffer dq_THd, w_HT;
   };
-  FarGradients far_backward(Stream& s, const Tensor& do_THd, const Tensor& q_THd,
-                            const StickBreakingSaved& saved, KeyRing& ring) const {
+  FarGradients far_backward(Stream& s, const Tensor& do_THd, const Qkv& x, const Weights& w,
+                            const StickBreakingSaved& saved, KeyRing& ring,
+                            const Sequences& sequences) const {
+    const Tensor& q_THd = x.q;
     const int64_t tokens = q_THd.rows();
     FarGradients far{
         .dq_THd = s.scratch("dq of other chunks", DType::kF32, {tokens, q_THd.cols()}),
         .w_HT = s.scratch("gradient of the remainder", DType::kF32, {model_.heads, tokens})};
     ops::run(s, ops::Fill{.x = far.dq_THd, .value = 0.0f});
-    ops::run(s, ops::Fill{.x = far.w_HT, .value = 0.0f});
+    if (has_remainder()) {
+      for (const OwnTokens& own : own_tokens(sequences)) {
+        ops::run(s, ops::RemainderGradient{.w_HT = own.per_head(far.w_HT),
+                                           .do_THd = own.rows(do_THd),
+                                           .v_THd = own.rows(x.v),
+                                           .remainder_bias_Hd = remainder_bias(w),
+                                           .params = params_});
+      }
+    } else {
+      ops::run(s, ops::Fill{.x = far.w_HT, .value = 0.0f});
+    }
     while (ring.next()) {
       const OwnTokens own = ring.own();
       ops::run(s, ops::StickBreakingFarBackward{
@@ -490,7 +551,7 @@ class StickBreakingAttention : public Attention {
                       .k_THd = ring.k(),
                       .v_THd = ring.v(),
                       .far = ring.keys(),
-                      .params = params_of(s, tokens)});
+                      .params = without_remainder(params_of(s, tokens))});
     }
     return far;
   }
@@ -510,6 +571,12 @@ class StickBreakingAttention : public Attention {
     return params;
   }
 
+  // Of a range of keys, after which others come: the remainder is that of all.
+  static ops::StickBreakingParams without_remainder(ops::StickBreakingParams params) {
+    params.remainder = ops::Remainder::kNone;
+    return params;
+  }
+  bool has_remainder() const { return params_.remainder != ops::Remainder::kNone; }
   bool has_bias() const { return params_.remainder == ops::Remainder::kBias; }
 
   Tensor remainder_bias(const Weights& w) const {

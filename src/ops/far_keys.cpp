@@ -3,6 +3,7 @@
 
 #include "ops/attention_checks.h"
 #include "ops/far_softmax.h"
+#include "ops/scratch.h"
 
 namespace sbtrain::ops {
 namespace {
@@ -34,6 +35,20 @@ void check_sticks(const Check& c, const Op& op) {
   c.that(op.params.remainder == Remainder::kNone, "nothing receives the remainder");
 }
 
+// Who receives the remainder of do_THd or o_THd, and how many channels a head has.
+template <typename Op>
+void check_receiver(const Check& c, const Op& op, const Tensor& x_THd) {
+  const int64_t d = c.heads("heads", x_THd, x_THd.rows(), op.params.heads);
+  c.that(op.params.remainder != Remainder::kNone, "something receives the remainder");
+  if (op.params.remainder == Remainder::kBias) {
+    c.flat("remainder_bias_Hd", op.remainder_bias_Hd, x_THd.cols(), op.v_THd.dtype);
+    return;
+  }
+  c.matrix("v_THd", op.v_THd, x_THd.rows(), op.v_THd.cols());
+  c.that(op.v_THd.cols() > 0 && op.v_THd.cols() % d == 0 && x_THd.cols() % op.v_THd.cols() == 0,
+         "the heads of values divide those of the queries");
+}
+
 template <typename Op>
 void check_softmax(const Check& c, const Op& op) {
   check_far(c, op);
@@ -59,6 +74,38 @@ void StickBreakingFarBackward::check() const {
   const Check c(kName);
   check_sticks(c, *this);
   c.matrix("w_HT", w_HT, params.heads, q_THd.rows(), DType::kF32);
+}
+
+void AddRemainder::check() const {
+  const Check c(kName);
+  c.matrix("o_THd", o_THd, o_THd.rows(), o_THd.cols(), DType::kF32);
+  c.matrix("log2_rem_HT", log2_rem_HT, params.heads, o_THd.rows(), DType::kF32);
+  check_receiver(c, *this, o_THd);
+}
+
+void RemainderGradient::check() const {
+  const Check c(kName);
+  c.matrix("w_HT", w_HT, params.heads, do_THd.rows(), DType::kF32);
+  c.matrix("do_THd", do_THd, do_THd.rows(), do_THd.cols(), v_THd.dtype);
+  check_receiver(c, *this, do_THd);
+}
+
+void AddRemainderBackward::check() const {
+  const Check c(kName);
+  const int64_t d = c.heads("do_THd", do_THd, do_THd.rows(), params.heads);
+  c.matrix("log2_rem_HT", log2_rem_HT, params.heads, do_THd.rows(), DType::kF32);
+  c.that(params.remainder != Remainder::kNone, "something receives the remainder");
+  if (params.remainder == Remainder::kBias) {
+    c.flat("dremainder_bias_Hd", dremainder_bias_Hd, do_THd.cols(), DType::kF32);
+    return;
+  }
+  c.matrix("dv_THd", dv_THd, do_THd.rows(), dv_THd.cols(), DType::kF32);
+  c.that(dv_THd.cols() > 0 && dv_THd.cols() % d == 0 && do_THd.cols() % dv_THd.cols() == 0,
+         "the heads of values divide those of the queries");
+}
+Buffer AddRemainderBackward::scratch(const Stream& s) const {
+  if (!on_cuda(s) || params.remainder != Remainder::kBias) return {};
+  return token_partials(s, do_THd.cols());
 }
 
 void SoftmaxFarForward::check() const {

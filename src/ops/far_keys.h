@@ -63,15 +63,56 @@ struct StickBreakingFarBackward {
   }
 };
 
+// What is left after the farthest range goes to the token's own value or to the head's vector, as
+// params.remainder says; not Remainder::kNone. The ops of the ranges, a rank's own keys among them,
+// know nothing of it. With x_j = v_j or r_h,
+//   o_j += rem_j x_j    W of the farthest range = do_j.x_j
+//   dv_j += rem_j do_j, summed over the heads that share v_j, or dr_h += sum_j rem_j do_j
+struct AddRemainder {
+  static constexpr std::string_view kName = "add_remainder";
+  Tensor o_THd;        // f32, +=
+  Tensor log2_rem_HT;  // f32, after all ranges
+  Tensor v_THd;
+  Tensor remainder_bias_Hd{};
+  StickBreakingParams params{};
+  void check() const;
+};
+
+struct RemainderGradient {
+  static constexpr std::string_view kName = "remainder_gradient";
+  Tensor w_HT;  // f32, =
+  Tensor do_THd;
+  Tensor v_THd;
+  Tensor remainder_bias_Hd{};
+  StickBreakingParams params{};
+  void check() const;
+};
+
+struct AddRemainderBackward {
+  static constexpr std::string_view kName = "add_remainder_backward";
+  Tensor dv_THd{};              // f32, +=, with Remainder::kValue
+  Tensor dremainder_bias_Hd{};  // f32, +=, with Remainder::kBias
+  Tensor do_THd, log2_rem_HT;
+  StickBreakingParams params{};
+  void check() const;
+  Buffer scratch(const Stream& s) const;
+};
+
 namespace cpu {
 void run(Cpu, Stream& s, const StickBreakingFarForward& op, const Buffer& scratch);
 void run(Cpu, Stream& s, const StickBreakingFarBackward& op, const Buffer& scratch);
 Buffer scratch(const Stream& s, const StickBreakingFarForward& op);
 Buffer scratch(const Stream& s, const StickBreakingFarBackward& op);
+void run(Cpu, Stream& s, const AddRemainder& op);
+void run(Cpu, Stream& s, const RemainderGradient& op);
+void run(Cpu, Stream& s, const AddRemainderBackward& op, const Buffer& scratch);
 }  // namespace cpu
 namespace cuda {
 void run(Cuda, Stream& s, const StickBreakingFarForward& op, const AttentionScratch& scratch);
 void run(Cuda, Stream& s, const StickBreakingFarBackward& op, const AttentionScratch& scratch);
+void run(Cuda, Stream& s, const AddRemainder& op);
+void run(Cuda, Stream& s, const RemainderGradient& op);
+void run(Cuda, Stream& s, const AddRemainderBackward& op, const Buffer& scratch);
 }  // namespace cuda
 
 }  // namespace sbtrain::ops

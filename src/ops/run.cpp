@@ -46,6 +46,9 @@ template void run(Stream& s, const PlaceKeys& op);
 template void run(Stream& s, const StickBreakingKeptDecode& op);
 template void run(Stream& s, const StickBreakingFarForward& op);
 template void run(Stream& s, const StickBreakingFarBackward& op);
+template void run(Stream& s, const AddRemainder& op);
+template void run(Stream& s, const RemainderGradient& op);
+template void run(Stream& s, const AddRemainderBackward& op);
 template void run(Stream& s, const SoftmaxFarForward& op);
 template void run(Stream& s, const SoftmaxFarBackward& op);
 

@@ -93,6 +93,37 @@ TEST_F(OpsFarKeys, SinglePassMatchesTheOracle) {
   }
 }
 
+TEST_F(OpsFarKeys, RemaindersAreGivenAway) {
+  for (const int64_t head_dim : {24, 32, 64, 128, 200}) {
+    for (const RemainderCase& c : remainder_cases(head_dim)) {
+      SCOPED_TRACE(c.describe());
+      RemainderOfAll x(c);
+      for (Owned* t : {&x.v, &x.bias, &x.dout}) round_to_bf16(*t);
+      const OnGpu log2_rem(gpu(), x.log2_rem, DType::kF32), v(gpu(), x.v, DType::kBF16, 16);
+      const OnGpu bias(gpu(), x.bias, DType::kBF16), dout(gpu(), x.dout, DType::kBF16, 8);
+      const OnGpu o(gpu(), constant({c.tokens, x.width()}, RemainderOfAll::kBefore), DType::kF32);
+      const OnGpu w(gpu(), DType::kF32, {c.heads, c.tokens});
+      const OnGpu given(gpu(), constant(x.receiver(), RemainderOfAll::kBefore), DType::kF32);
+      ops::run(gpu(), ops::AddRemainder{.o_THd = o,
+                                        .log2_rem_HT = log2_rem,
+                                        .v_THd = v,
+                                        .remainder_bias_Hd = bias,
+                                        .params = x.params()});
+      ops::run(gpu(), ops::RemainderGradient{.w_HT = w,
+                                             .do_THd = dout,
+                                             .v_THd = v,
+                                             .remainder_bias_Hd = bias,
+                                             .params = x.params()});
+      ops::run(gpu(), ops::AddRemainderBackward{.dv_THd = given,
+                                                .dremainder_bias_Hd = given,
+                                                .do_THd = dout,
+                                                .log2_rem_HT = log2_rem,
+                                                .params = x.params()});
+      x.check({o.values(), w.values(), given.values()}, 1e-5);
+    }
+  }
+}
+
 FarSoftmaxResults run_softmax_on_gpu(GpuStream& gpu, const FarAttention& x) {
   const FarCase& c = x.config;
   const auto sums = [&](int64_t width) {

@@ -108,6 +108,8 @@ INSTANTIATE_TEST_SUITE_P(
                     ContextCase{"{type: stickbreaking, skip_epsilon: 0}", 128, "hopper"},
                     ContextCase{"{type: stickbreaking, attend_current: true}", 32, "portable"},
                     ContextCase{"{type: stickbreaking, head_norm: true, qk_norm: true}", 64, ""},
+                    ContextCase{"{type: stickbreaking, remainder: value}", 64, ""},
+                    ContextCase{"{type: stickbreaking, remainder: bias, head_norm: true}", 32, ""},
                     ContextCase{"{type: softmax}", 64, ""},
                     ContextCase{"{type: softmax, position: alibi, window: 300}", 128, ""},
                     ContextCase{"{type: softmax, window: 500}", 32, "portable"},

@@ -219,6 +219,13 @@ struct StickScratch : BackwardScratch {
   alignas(64) std::array<float, kTile> drem{};
 };
 
+float dot(const float* x, const float* y, int64_t count) {
+  float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
 // drem of each query, and the part of dv that comes from the remainder.
 void backward_remainder(const QueryTile& tile, const Head& head, StickScratch& m) {
   const int64_t token = tile.document.begin + tile.first;
@@ -228,10 +235,7 @@ void backward_remainder(const QueryTile& tile, const Head& head, StickScratch& m
   for (int64_t q = 0; q < tile.count; ++q) {
     const float* dout = m.dout + q * head.d;
     const float* r = head.bias ? head.bias : head.v.row(token + q);
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < head.d; ++c) sum += dout[c] * r[c];
-    m.drem[q] += sum;
+    m.drem[q] += dot(dout, r, head.d);
     if (head.bias) continue;
     float* dv = head.dv.row(token + q);
     const float rem = std::exp2(head.log2_rem[token + q]);
@@ -319,13 +323,14 @@ void backward_document(const Document& document, std::span<const Head> group, St
 }
 
 // dr_h += sum_j rem_j do_j.
-void backward_remainder_bias(const Head& head, int64_t tokens) {
-  for (int64_t c = 0; c < head.d; ++c) {
+void add_vector_gradient(float* dr, const float* log2_rem, const Matrix& dout, int64_t tokens,
+                         int64_t d) {
+  for (int64_t c = 0; c < d; ++c) {
     double sum = 0.0;
     for (int64_t j = 0; j < tokens; ++j) {
-      sum += static_cast<double>(std::exp2(head.log2_rem[j])) * head.dout.row(j)[c];
+      sum += static_cast<double>(std::exp2(log2_rem[j])) * dout.row(j)[c];
     }
-    head.dbias[c] += static_cast<float>(sum);
+    dr[c] += static_cast<float>(sum);
   }
 }
 
@@ -432,6 +437,17 @@ void far_backward_tile(const QueryTile& tile, const FarHead& head, StickScratch&
     for (int64_t c = 0; c < head.d; ++c) dq[c] += m.dq[q * head.d + c] * head.params.query_factor;
   }
 }
+
+// What receives the remainder of one head: the token's value, or the head's vector.
+struct Receiver {
+  template <typename Op>
+  Receiver(const Op& t, int64_t index, int64_t d)
+      : rows(t.params.remainder == Remainder::kBias
+                 ? Matrix{t.remainder_bias_Hd.f32() + index * d, 0}
+                 : Matrix(t.v_THd).from(0, index / (t.params.heads * d / t.v_THd.cols()) * d)) {}
+  const float* row(int64_t token) const { return rows.row(token); }
+  Matrix rows;
+};
 
 // The tiles of the queries that see the keys.
 std::vector<QueryTile> far_tiles(const FarKeys& far) {
@@ -571,7 +587,10 @@ void run(Cpu, Stream& /*s*/, const StickBreakingBackward& t, const Buffer& scrat
       });
   if (t.params.remainder != Remainder::kBias) return;
 #pragma omp parallel for
-  for (int64_t h = 0; h < t.params.heads; ++h) backward_remainder_bias(heads[h], t.q_THd.rows());
+  for (int64_t h = 0; h < t.params.heads; ++h) {
+    const Head& head = heads[h];
+    add_vector_gradient(head.dbias, head.log2_rem, head.dout, t.q_THd.rows(), head.d);
+  }
 }
 
 Buffer scratch(const Stream& s, const StickBreakingFarForward& op) {
@@ -602,6 +621,55 @@ void run(Cpu, Stream& /*s*/, const StickBreakingFarBackward& t, const Buffer& sc
                      for (const QueryTile& tile : tiles) far_backward_tile(tile, head, m);
                    }
                  });
+}
+
+void run(Cpu, Stream& /*s*/, const AddRemainder& t) {
+  const int64_t d = t.o_THd.cols() / t.params.heads;
+#pragma omp parallel for
+  for (int64_t h = 0; h < t.params.heads; ++h) {
+    const Receiver receiver(t, h, d);
+    const Matrix o = Matrix(t.o_THd).from(0, h * d);
+    const float* log2_rem = Matrix(t.log2_rem_HT).row(h);
+    for (int64_t j = 0; j < t.o_THd.rows(); ++j) {
+      const float rem = std::exp2(log2_rem[j]);
+      const float* x = receiver.row(j);
+      for (int64_t c = 0; c < d; ++c) o.row(j)[c] += rem * x[c];
+    }
+  }
+}
+
+void run(Cpu, Stream& /*s*/, const RemainderGradient& t) {
+  const int64_t d = t.do_THd.cols() / t.params.heads;
+#pragma omp parallel for
+  for (int64_t h = 0; h < t.params.heads; ++h) {
+    const Receiver receiver(t, h, d);
+    const Matrix dout = Matrix(t.do_THd).from(0, h * d);
+    float* w = Matrix(t.w_HT).row(h);
+    for (int64_t j = 0; j < t.do_THd.rows(); ++j) w[j] = dot(dout.row(j), receiver.row(j), d);
+  }
+}
+
+// One thread adds to a head of values, or of vectors, from one head of queries after the other.
+void run(Cpu, Stream& /*s*/, const AddRemainderBackward& t, const Buffer& /*scratch*/) {
+  const int64_t tokens = t.do_THd.rows(), d = t.do_THd.cols() / t.params.heads;
+  const bool to_vector = t.params.remainder == Remainder::kBias;
+  const int64_t group = to_vector ? 1 : t.do_THd.cols() / t.dv_THd.cols();
+#pragma omp parallel for
+  for (int64_t first = 0; first < t.params.heads; first += group) {
+    for (int64_t h = first; h < first + group; ++h) {
+      const float* log2_rem = Matrix(t.log2_rem_HT).row(h);
+      const Matrix dout = Matrix(t.do_THd).from(0, h * d);
+      if (to_vector) {
+        add_vector_gradient(t.dremainder_bias_Hd.f32() + h * d, log2_rem, dout, tokens, d);
+        continue;
+      }
+      const Matrix dv = Matrix(t.dv_THd).from(0, h / group * d);
+      for (int64_t j = 0; j < tokens; ++j) {
+        const float rem = std::exp2(log2_rem[j]);
+        for (int64_t c = 0; c < d; ++c) dv.row(j)[c] += rem * dout.row(j)[c];
+      }
+    }
+  }
 }
 
 void run(Cpu, Stream& /*s*/, const StickBreakingDecode& t, const Buffer& /*scratch*/) {

@@ -1,5 +1,6 @@
 // Stick-breaking attention: launches kernels/attention/stickbreaking.h or stickbreaking_hopper.h.
 #include "kernels/attention/stickbreaking_hopper.h"
+#include "kernels/attention/stickbreaking_remainder.h"
 #include "ops/cuda/attention.h"
 #include "ops/far_keys.h"
 
@@ -35,6 +36,30 @@ kernels::StickBreakingProblem far_problem(const Op& op) {
   p.far.queries = static_cast<int>(op.far.queries);
   p.far.key = static_cast<int>(op.q_THd.rows() - op.far.keys);
   p.far.before = op.before_HT;
+  return p;
+}
+
+// Of what receives the remainder of x_THd, the output or its gradient.
+template <typename Op>
+kernels::StickBreakingProblem receiver_problem(const Op& op, const Tensor& x_THd) {
+  kernels::StickBreakingProblem p;
+  p.tokens = static_cast<int>(x_THd.rows());
+  p.heads = op.params.heads;
+  p.head_dim = static_cast<int>(x_THd.cols() / op.params.heads);
+  p.remainder = op.params.remainder;
+  if constexpr (requires { op.v_THd; }) {
+    if (p.remainder == Remainder::kBias) {
+      p.remainder_bias = op.remainder_bias_Hd;
+    } else {
+      p.group = queries_of_key(x_THd, op.v_THd);
+      p.v = head_rows(op.v_THd);
+    }
+  }
+  if constexpr (requires { op.log2_rem_HT; }) {
+    require(op.log2_rem_HT.contiguous(), "{}: log2_rem_HT has strided rows", Op::kName);
+    p.log2_rem = op.log2_rem_HT;
+  }
+  if constexpr (requires { op.do_THd; }) p.dout = head_rows(op.do_THd);
   return p;
 }
 
@@ -108,6 +133,31 @@ void run(Cuda, Stream& s, const StickBreakingFarBackward& op, const AttentionScr
   } else {
     kernels::stickbreaking_far_backward(cuda_stream(s), p);
   }
+}
+
+void run(Cuda, Stream& s, const AddRemainder& op) {
+  kernels::StickBreakingProblem p = receiver_problem(op, op.o_THd);
+  p.far.o = sum_rows(op.o_THd);
+  kernels::stickbreaking_add_remainder(cuda_stream(s), p);
+}
+
+void run(Cuda, Stream& s, const RemainderGradient& op) {
+  require(op.w_HT.contiguous(), "remainder_gradient: w_HT has strided rows");
+  kernels::StickBreakingProblem p = receiver_problem(op, op.do_THd);
+  p.far.w = op.w_HT;
+  kernels::stickbreaking_remainder_gradient(cuda_stream(s), p);
+}
+
+void run(Cuda, Stream& s, const AddRemainderBackward& op, const Buffer& scratch) {
+  kernels::StickBreakingProblem p = receiver_problem(op, op.do_THd);
+  if (op.params.remainder == Remainder::kBias) {
+    p.workspace = scratch.tensor();
+    p.dremainder_bias = op.dremainder_bias_Hd;
+    return kernels::stickbreaking_remainder_vector(cuda_stream(s), p);
+  }
+  p.group = queries_of_key(op.do_THd, op.dv_THd);
+  p.far.dv = sum_rows(op.dv_THd);
+  kernels::stickbreaking_remainder_values(cuda_stream(s), p);
 }
 
 }  // namespace sbtrain::ops::cuda

@@ -129,6 +129,83 @@ struct FarAttention {
   Owned o, lse;  // softmax: of other keys
 };
 
+// What is left after all keys, and who receives it: one problem for a backend and sums in fp64.
+struct RemainderCase {
+  int64_t tokens;
+  int heads = 2, group = 1;
+  int64_t head_dim = 16;
+  ops::Remainder remainder = ops::Remainder::kValue;
+  std::string describe() const {
+    return std::to_string(tokens) + " tokens, " + std::to_string(heads) + " heads of " +
+           std::to_string(head_dim) + " in groups of " + std::to_string(group) +
+           (remainder == ops::Remainder::kBias ? ", vectors" : ", values");
+  }
+};
+struct RemainderResults {
+  std::vector<double> o, w, dreceiver;
+};
+struct RemainderOfAll {
+  static constexpr float kBefore = 0.25f;  // what sums begin with
+  explicit RemainderOfAll(const RemainderCase& c)
+      : config(c),
+        log2_rem(generated({c.heads, c.tokens}, 0,
+                           [](int64_t i) {
+                             const Philox random(1, RandomPurpose::kTest, "log2_rem");
+                             return -5.0 * random.uniform(static_cast<uint64_t>(i));
+                           })),
+        dout(random_normal("do", {c.tokens, width()})),
+        v(random_normal("v", {c.tokens, width() / c.group})),
+        bias(random_normal("r", {1, width()})) {}
+  int64_t width() const { return config.heads * config.head_dim; }
+  bool to_vector() const { return config.remainder == ops::Remainder::kBias; }
+  ops::StickBreakingParams params() const {
+    return {.heads = config.heads, .remainder = config.remainder};
+  }
+  // The shape of the receiver's gradient.
+  std::vector<int64_t> receiver() const {
+    if (to_vector()) return {1, width()};
+    return {config.tokens, width() / config.group};
+  }
+  void check(const RemainderResults& seen, double error) const {
+    const int64_t d = config.head_dim;
+    const std::vector<double> rem = to_f64(log2_rem), gradient = to_f64(dout);
+    const std::vector<double> values = to_f64(v), vectors = to_f64(bias);
+    std::vector<double> o(gradient.size(), double{kBefore}), w(rem.size());
+    std::vector<double> dreceiver((to_vector() ? vectors : values).size(), double{kBefore});
+    for (int64_t j = 0; j < config.tokens; ++j) {
+      for (int64_t h = 0; h < config.heads; ++h) {
+        const double left = std::exp2(rem[h * config.tokens + j]);
+        for (int64_t c = 0; c < d; ++c) {
+          const int64_t at = j * width() + h * d + c;
+          const int64_t to =
+              to_vector() ? h * d + c : j * (width() / config.group) + h / config.group * d + c;
+          const double x = (to_vector() ? vectors : values)[to];
+          o[at] += left * x;
+          w[h * config.tokens + j] += gradient[at] * x;
+          dreceiver[to] += left * gradient[at];
+        }
+      }
+    }
+    EXPECT_LE(relative_error(seen.o, o), error);
+    EXPECT_LE(relative_error(seen.w, w), error);
+    EXPECT_LE(relative_error(seen.dreceiver, dreceiver), error);
+  }
+
+  const RemainderCase config;
+  Owned log2_rem, dout, v, bias;
+};
+inline std::vector<RemainderCase> remainder_cases(int64_t head_dim) {
+  std::vector<RemainderCase> cases;
+  for (RemainderCase c : {RemainderCase{1}, RemainderCase{300}, RemainderCase{77, 6, 3}}) {
+    c.head_dim = head_dim;
+    for (const auto to : {ops::Remainder::kValue, ops::Remainder::kBias}) {
+      c.remainder = to;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 // Few and many queries and keys, heads alone and in groups, of `head_dim` channels.
 inline std::vector<FarCase> far_cases(int64_t head_dim) {
   std::vector<FarCase> cases;

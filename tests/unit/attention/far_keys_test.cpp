@@ -49,6 +49,38 @@ TEST(FarStickBreaking, MatchesTheOracle) {
   }
 }
 
+RemainderResults give_remainder_on_cpu(const RemainderOfAll& x) {
+  CpuStream cpu;
+  const RemainderCase& c = x.config;
+  const Owned o = constant({c.tokens, x.width()}, RemainderOfAll::kBefore);
+  const Owned w = poisoned({c.heads, c.tokens});
+  const Owned given = constant(x.receiver(), RemainderOfAll::kBefore);
+  ops::run(cpu, ops::AddRemainder{.o_THd = o,
+                                  .log2_rem_HT = x.log2_rem,
+                                  .v_THd = x.v,
+                                  .remainder_bias_Hd = x.bias,
+                                  .params = x.params()});
+  ops::run(cpu, ops::RemainderGradient{.w_HT = w,
+                                       .do_THd = x.dout,
+                                       .v_THd = x.v,
+                                       .remainder_bias_Hd = x.bias,
+                                       .params = x.params()});
+  ops::run(cpu, ops::AddRemainderBackward{.dv_THd = given,
+                                          .dremainder_bias_Hd = given,
+                                          .do_THd = x.dout,
+                                          .log2_rem_HT = x.log2_rem,
+                                          .params = x.params()});
+  return {to_f64(o), to_f64(w), to_f64(given)};
+}
+
+TEST(FarStickBreaking, GivesTheRemainderAway) {
+  for (const RemainderCase& c : remainder_cases(24)) {
+    SCOPED_TRACE(c.describe());
+    const RemainderOfAll x(c);
+    x.check(give_remainder_on_cpu(x), 1e-6);
+  }
+}
+
 FarSoftmaxResults run_softmax_on_cpu(const FarAttention& x) {
   CpuStream cpu;
   const FarCase& c = x.config;

@@ -330,6 +330,26 @@ void run_every_mixer(Ops& o) {
                                       .v_THd = v,
                                       .far = far,
                                       .params = {.heads = kHeads}});
+  const Buffer sums = o.allocate(DType::kF32, {kTokens, kWidth});
+  const Buffer bias_sums = o.allocate(DType::kF32, {kWidth});
+  for (const auto remainder : {ops::Remainder::kValue, ops::Remainder::kBias}) {
+    const ops::StickBreakingParams params = {.heads = kHeads, .remainder = remainder};
+    o.run(ops::AddRemainder{.o_THd = sums,
+                            .log2_rem_HT = far_rem,
+                            .v_THd = v,
+                            .remainder_bias_Hd = v.tensor().row_range(0, 1),
+                            .params = params});
+    o.run(ops::RemainderGradient{.w_HT = far_gradient,
+                                 .do_THd = out,
+                                 .v_THd = v,
+                                 .remainder_bias_Hd = v.tensor().row_range(0, 1),
+                                 .params = params});
+    o.run(ops::AddRemainderBackward{.dv_THd = sums,
+                                    .dremainder_bias_Hd = bias_sums,
+                                    .do_THd = out,
+                                    .log2_rem_HT = far_rem,
+                                    .params = params});
+  }
   for (const auto kind : {ops::PositionBias::kNone, ops::PositionBias::kAlibi}) {
     o.run(ops::SoftmaxFarForward{.o_THd = out,
                                  .lse_HT = per_query,

@@ -120,7 +120,9 @@ INSTANTIATE_TEST_SUITE_P(
     Modules, ContextStep,
     testing::Values("{type: stickbreaking}", "{type: stickbreaking, skip_epsilon: 0}",
                     "{type: stickbreaking, head_norm: true, qk_norm: true}",
-                    "{type: stickbreaking, attend_current: true}", "{type: softmax}",
+                    "{type: stickbreaking, attend_current: true}",
+                    "{type: stickbreaking, remainder: value}",
+                    "{type: stickbreaking, remainder: bias, head_norm: true}", "{type: softmax}",
                     "{type: softmax, window: 70}", "{type: softmax, position: alibi}",
                     "{type: softmax, position: none, window: 200}",
                     "{type: softmax, position: alibi, window: 130}", "{type: coca, window: 300}"));

@@ -1,6 +1,7 @@
 // Steps of a model that several ranks share: every world and mode trains like one rank.
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -36,12 +37,15 @@ struct Case {
   bool neox = false;   // likewise
   int context = 1;     // ranks that share a sequence
   Offload offload = Offload::kNone;
+  const char* sticks = "";  // options of stick-breaking attention
   std::string name() const {
-    return fmt::format("{}{}{}{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
+    std::string options = sticks;
+    std::erase_if(options, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; });
+    return fmt::format("{}{}{}{}{}{}{}{}{}", name_of(sharding), world, tied ? "Tied" : "",
                        olmo2 ? "Olmo2" : "", neox ? "Neox" : "",
                        reduce == ReduceType::kBfloat16 ? "Bf16" : "",
                        engine == TransferEngine::kCopyEngines ? "ByCopies" : "",
-                       context > 1 ? fmt::format("Context{}", context) : "");
+                       context > 1 ? fmt::format("Context{}", context) : "", options);
   }
 };
 Case by_copies(Case c) {
@@ -60,6 +64,10 @@ Case in_context(int context, Case c) {
   c.context = context;
   return c;
 }
+Case with_sticks(const char* options, Case c) {
+  c.sticks = options;
+  return c;
+}
 void PrintTo(const Case& c, std::ostream* out) {  // NOLINT: GoogleTest's name
   *out << c.name();
 }
@@ -73,6 +81,10 @@ Config config_of(const Case& c) {
   config.model.vocab = kVocab;
   config.model.init_std = 0.3;
   config.model.tied = c.tied;
+  if (*c.sticks != '\0') {
+    config.model.attention = {
+        parse_attention(fmt::format("{{type: stickbreaking, {}}}", c.sticks))};
+  }
   if (c.olmo2) {
     config.model.norm_position = NormPosition::kOutput;
     config.model.attention = {
@@ -259,7 +271,11 @@ INSTANTIATE_TEST_SUITE_P(
         in_context(2, {Sharding::kFull, 2}), in_context(4, {Sharding::kFull, 4}),
         in_context(2, {Sharding::kGrad, 4, 1, true}), in_context(2, {Sharding::kNone, 2}),
         in_context(4, {Sharding::kNone, 8}), in_context(2, {Sharding::kHybrid, 4, 2}),
-        in_context(4, {Sharding::kHybrid, 8, 2}), in_context(2, by_copies({Sharding::kFull, 4}))),
+        in_context(4, {Sharding::kHybrid, 8, 2}), in_context(2, by_copies({Sharding::kFull, 4})),
+        with_sticks("remainder: bias", in_context(4, {Sharding::kFull, 4})),
+        with_sticks("remainder: bias", in_context(2, {Sharding::kGrad, 4, 1, true})),
+        with_sticks("remainder: bias", in_context(2, {Sharding::kNone, 2})),
+        with_sticks("remainder: value", in_context(2, {Sharding::kHybrid, 4, 2}))),
     [](const auto& info) { return info.param.name(); });
 
 TEST(ShardedStep, RecordedWorkIsForOneRank) {
