@@ -1,15 +1,19 @@
-// Launches the backward pass of stick-breaking attention with or without a forget gate.
+// Launches the passes of stick-breaking attention, with or without a forget gate.
 #pragma once
 
+#include "kernels/attention/far_queries.h"
 #include "kernels/attention/launch_attention.h"
 #include "kernels/attention/mainloop_stickbreaking_backward.cuh"
+#include "kernels/attention/mainloop_stickbreaking_forward.cuh"
 #include "kernels/attention/stickbreaking.h"
 #include "kernels/device_attribute.h"
 
 namespace sbtrain::kernels {
 
-// stickbreaking_backward() of a problem with gates.
+// Those of a problem with gates.
 void stickbreaking_gated_backward(cudaStream_t stream, const StickBreakingProblem& p);
+void stickbreaking_gated_far_forward(cudaStream_t stream, const StickBreakingProblem& p);
+void stickbreaking_gated_far_backward(cudaStream_t stream, const StickBreakingProblem& p);
 
 template <int kD, bool kGated, int kStages, bool kFar>
 void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& p, int first_head,
@@ -60,16 +64,37 @@ void launch_stickbreaking_backward(cudaStream_t stream, const StickBreakingProbl
   });
 }
 
+template <bool kGated>
+void launch_stickbreaking_far_forward(cudaStream_t stream, const StickBreakingProblem& p) {
+  with_head_dim("stickbreaking_far_forward", p.head_dim, [&](auto d) {
+    constexpr int kD = d();
+    using Shape = StickShape<kD, StickPass::kForward>;
+    if (p.far.queries == 0 || p.far.key == p.tokens) return;
+    launch_attention("stickbreaking_far_forward", stream, stick_forward_kernel<kD, kGated, true>,
+                     query_grid(p.far.queries, Shape::kQueries, p.heads, p.group),
+                     StickThreads::kThreads, stick_forward_shared_bytes<kD>(), p);
+  });
+}
+
 // Of the queries p.far.first_query to p.far.queries and `heads` heads from `head` on.
-template <int kD>
+template <int kD, bool kGated>
 void launch_stick_far_backward(cudaStream_t stream, const StickBreakingProblem& p, int head,
                                int heads) {
   using Shape = StickShape<kD, StickPass::kQuery>;
   launch_attention("stickbreaking_far_backward", stream,
-                   stick_query_gradient_kernel<kD, false, true>,
+                   stick_query_gradient_kernel<kD, kGated, true>,
                    query_grid(p.far.queries - p.far.first_query, Shape::kQueries, heads, p.group),
                    StickThreads::kThreads, stick_query_shared_bytes<kD>(), p, head, head / p.group);
-  launch_stick_key_gradient<kD, false, true>(stream, p, head, heads);
+  launch_stick_key_gradient<kD, kGated, true>(stream, p, head, heads);
+}
+
+template <bool kGated>
+void launch_stickbreaking_far_backward(cudaStream_t stream, const StickBreakingProblem& p) {
+  with_head_dim("stickbreaking_far_backward", p.head_dim, [&](auto d) {
+    for_each_part_of_far_queries(p, [&](const StickBreakingProblem& part, int head, int heads) {
+      launch_stick_far_backward<d(), kGated>(stream, part, head, heads);
+    });
+  });
 }
 
 }  // namespace sbtrain::kernels

@@ -6,6 +6,7 @@
 
 #include "kernels/attention/epilogue.cuh"
 #include "kernels/attention/stickbreaking_tiles.cuh"
+#include "kernels/primitives/block_index.cuh"
 
 namespace sbtrain::kernels {
 
@@ -75,7 +76,10 @@ __device__ __forceinline__ void enter_rows(
     const bool any = row < end_row<kFar>(p);
     const float log2_rem = any ? p.log2_rem[head.at(row)] : 0.0f;
     if constexpr (kFar) {
-      sticks.begin(i, log2_rem, any ? p.far.w[head.at(row)] : 0.0f);
+      // C begins with what the keys leave times W, and hands W on, with gates too.
+      sticks.log2_left[i] = log2_rem;
+      sticks.c[i] = any ? p.far.w[head.at(row)] * exp2_ftz(log2_rem) : 0.0f;
+      sticks.drem[i] = 0.0f;
     } else {
       sticks.begin(i, log2_rem, whole_remainder_gradient(p, head, row));
     }
@@ -120,8 +124,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   using Shape = StickShape<kD, StickPass::kQuery>;
   constexpr int kRowBlocks = Shape::kRowBlocks;
   constexpr int kQueries = Shape::kQueries;
-  extern __shared__ __align__(128) unsigned char shared[];
-  auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto* q_tile = reinterpret_cast<__nv_bfloat16*>(memory);
   __nv_bfloat16* dout_tile = q_tile + kQueries * kD;
   using Keys = KeyStages<kD, kGated>;
   const Keys keys(dout_tile + kQueries * kD);
@@ -295,8 +299,9 @@ class KeySums {
   int64_t all_;
 };
 
-// Adds the warps' parts of the gate's gradient, dgate of a lane's keys, and writes it.
-template <int kLaneKeys>
+// Adds the warps' parts of the gate's gradient, dgate of a lane's keys, and writes it, or with kFar
+// adds it to those of other queries.
+template <bool kFar, int kLaneKeys>
 __device__ __forceinline__ void write_gate_gradient(const StickThreads& group,
                                                     const StickBreakingProblem& p,
                                                     const StickHead& head, int block,
@@ -312,7 +317,11 @@ __device__ __forceinline__ void write_gate_gradient(const StickThreads& group,
   if (group.thread() < kStickKeys && key < p.tokens) {
     float sum = 0.0f;
     for (int warp = 0; warp < kStickWarps; ++warp) sum += sums[warp * kStickKeys + group.thread()];
-    p.dgate[key * p.dgate_stride + head.index] = __float2bfloat16(sum);
+    if constexpr (kFar) {
+      if (key >= p.far.key) p.far.dgate.data[key * p.far.dgate.stride + head.index] += sum;
+    } else {
+      p.dgate[key * p.dgate_stride + head.index] = __float2bfloat16(sum);
+    }
   }
 }
 
@@ -435,7 +444,7 @@ __device__ __forceinline__ void add_queries_of_head(
   }
   cp_async_wait<0>();
   if constexpr (kGated) {
-    if (part == 0) write_gate_gradient(group, p, head, block, dgate, tiles.gate_sums);
+    if (part == 0) write_gate_gradient<kFar>(group, p, head, block, dgate, tiles.gate_sums);
   }
 }
 
@@ -453,9 +462,7 @@ __device__ __forceinline__ KeyHeads key_heads(const StickBreakingProblem& p, int
     const int head = first_head + static_cast<int>(blockIdx.y);
     return {head, head, head + 1, head, head + 1};
   } else {
-    unsigned y;
-    asm volatile("mov.u32 %0, %%ctaid.y;\n" : "=r"(y));
-    const int key = first_key_head + static_cast<int>(y);
+    const int key = first_key_head + static_cast<int>(read_block_y());
     const int first = key * p.group, last = first + p.group;
     return {key, first, last, max(first_head, first), min(first_head + heads, last)};
   }
@@ -470,8 +477,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
                                          StickShape<kD, StickPass::kKey>::kBlocks)
     stick_key_gradient_kernel(const StickBreakingProblem p, int first_head, int heads,
                               int first_key_head) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  const KeyGradientTiles<kD, kGated, kStages> tiles(shared);
+  extern __shared__ __align__(128) unsigned char memory[];
+  const KeyGradientTiles<kD, kGated, kStages> tiles(memory);
   const StickThreads group;
   const int warp = group.thread() / 32;
   const int block =

@@ -111,8 +111,8 @@ static __global__ void __launch_bounds__(StickThreads::kThreads,
   using Shape = StickShape<kD, StickPass::kForward>;
   constexpr int kRowBlocks = Shape::kRowBlocks;
   constexpr int kQueries = Shape::kQueries;
-  extern __shared__ __align__(128) unsigned char shared[];
-  auto* q_tile = reinterpret_cast<__nv_bfloat16*>(shared);
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto* q_tile = reinterpret_cast<__nv_bfloat16*>(memory);
   using Keys = KeyStages<kD, kGated>;
   const Keys keys(q_tile + kQueries * kD);
 

@@ -27,6 +27,7 @@ struct FarSticks {
   float* w = nullptr;  // [H, T], backward: the gradient of what they leave, and then find
   // f32, +=. What the problem has in their places is not used.
   Matrix<float> o{}, dq{}, dk{}, dv{};
+  Matrix<float> dgate{};  // [T, H], +=, with gates
 };
 
 struct StickBreakingProblem {
@@ -73,14 +74,15 @@ inline int stick_heads_at_a_time(const StickBreakingProblem& p, int first) {
 void stickbreaking_forward(cudaStream_t stream, const StickBreakingProblem& problem);
 
 // Adds to far.o, and writes log2_rem and stop of the rows before far.queries, for a problem without
-// gates and remainder. A stop counts from far.key.
+// a remainder. A stop counts from far.key.
 void stickbreaking_far_forward(cudaStream_t stream, const StickBreakingProblem& problem);
 
 // Writes dq, dk, dv and dgate, the same bits on every run.
 void stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& problem);
 
-// Adds to far.dq, far.dk and far.dv and replaces far.w, the same bits on every run. workspace is of
-// workspace_heads heads, whole groups, workspace_blocks blocks and workspace_tokens rows.
+// Adds to far.dq, far.dk, far.dv and far.dgate and replaces far.w, the same bits on every run.
+// workspace is of workspace_heads heads, whole groups, workspace_blocks blocks and workspace_tokens
+// rows.
 void stickbreaking_far_backward(cudaStream_t stream, const StickBreakingProblem& problem);
 
 // dremainder_bias += the sum over tokens j of rem_j do_j, the same bits on every run. Both backward

@@ -3,6 +3,7 @@
 #include "kernels/attention/heads.cuh"
 #include "kernels/attention/stickbreaking_remainder.h"
 #include "kernels/pack.cuh"
+#include "kernels/primitives/dependent_launch.cuh"
 #include "kernels/primitives/math.cuh"
 #include "kernels/token_sums.cuh"
 
@@ -128,8 +129,7 @@ __global__ void __launch_bounds__(kThreads) remainder_values_kernel(const StickB
 void launch_threads(const char* name, cudaStream_t stream, void (*kernel)(StickBreakingProblem),
                     int64_t count, const StickBreakingProblem& p) {
   if (count == 0) return;
-  kernel<<<blocks(count, kThreads), kThreads, 0, stream>>>(p);
-  check_launch(name);
+  launch_early(name, /*early=*/false, stream, kernel, {dim3(blocks(count, kThreads)), kThreads}, p);
 }
 
 }  // namespace
@@ -152,8 +152,8 @@ void stickbreaking_remainder_values(cudaStream_t stream, const StickBreakingProb
 void stickbreaking_remainder_vector(cudaStream_t stream, const StickBreakingProblem& p) {
   if (p.tokens == 0) return;
   const dim3 grid(kTokenParts, static_cast<unsigned>(p.heads));
-  remainder_vector_kernel<<<grid, kThreads, 0, stream>>>(p, p.workspace);
-  check_launch("stickbreaking_remainder_vector");
+  launch_early("stickbreaking_remainder_vector", /*early=*/false, stream, remainder_vector_kernel,
+               {grid, kThreads}, p, p.workspace);
   const int64_t cols = int64_t{p.heads} * p.head_dim;
   add_parts(stream, p.dremainder_bias, p.workspace, cols, cols);
 }

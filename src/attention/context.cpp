@@ -6,21 +6,6 @@
 #include "ops/memory.h"
 
 namespace sbtrain {
-namespace {
-
-// Matrix `index` of [n, T, G*d].
-Tensor matrix(const Tensor& x, int64_t index) {
-  const int64_t rows = x.shape[1];
-  return x.reshaped({x.shape[0] * rows, x.shape[2]}).row_range(index * rows, rows);
-}
-
-Buffer key_gradients(const Stream& s, int64_t matrices, const Tensor& like) {
-  return s.scratch("gradients of keys and values", DType::kF32,
-                   {matrices, like.shape[1], like.shape[2]});
-}
-
-}  // namespace
-
 Tensor OwnTokens::rows(const Tensor& x_T) const {
   if (!x_T.defined() || chunks == 1) return x_T;
   const int64_t tokens = x_T.rows() / chunks;
@@ -47,10 +32,14 @@ std::vector<OwnTokens> own_tokens(const Sequences& sequences) {
 
 // Keys that move to the right come from the left neighbour first, and so the nearest; those that
 // move to the left end with it.
-KeyRing::KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v, Pass pass)
+KeyRing::KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v, Pass pass,
+                 const Tensor& gate_TH)
     : s_(s),
       share_(share),
       pass_(pass),
+      dtype_(k.dtype),
+      width_(k.cols()),
+      heads_(gate_TH.defined() ? gate_TH.cols() : 0),
       step_(pass == Pass::kForward || keeps() ? 1 : -1),
       keys_(static_cast<size_t>(share.ranks->size())),
       arrive_(static_cast<size_t>(share.ranks->size())) {
@@ -60,14 +49,37 @@ KeyRing::KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Te
     for (int i = 0; i < before; ++i) visits_.push_back({chunk, before - 1 - i, first + i});
     if (pass == Pass::kBackward) std::reverse(visits_.begin() + first, visits_.end());
   }
-  keys_[0] = s.scratch("keys and values", k.dtype, {2, k.rows(), k.cols()});
-  ops::run(s, ops::Copy{.y = matrix(keys_[0], 0), .x = k});
-  ops::run(s, ops::Copy{.y = matrix(keys_[0], 1), .x = v});
+  keys_[0] = key_numbers();
+  ops::run(s, ops::Copy{.y = part(keys_[0], 0, kKeys, dtype_), .x = k});
+  ops::run(s, ops::Copy{.y = part(keys_[0], 0, kValues, dtype_), .x = v});
+  if (heads_ > 0) ops::run(s, ops::Copy{.y = part(keys_[0], 0, kGates, dtype_), .x = gate_TH});
   const int first_started = keeps() ? share.ranks->size() - 1 : 1;
   for (int hop = 1; hop <= first_started; ++hop) start(hop);
   if (pass == Pass::kForward) return;
-  gradients_ = key_gradients(s, keeps() ? 2 * share.ranks->size() : 2, keys_[0]);
+  gradients_ = gradient_sums(keeps() ? share.ranks->size() : 1);
   ops::run(s, ops::Fill{.x = gradients_, .value = 0.0f});
+}
+
+// Gates are f32, whatever the keys are.
+Buffer KeyRing::key_numbers() const {
+  const auto of_gate = static_cast<int64_t>(sizeof(float) / dtype_size(dtype_));
+  return s_.scratch("keys and values", dtype_, {share_.tokens * (2 * width_ + of_gate * heads_)});
+}
+Buffer KeyRing::gradient_sums(int64_t ranks) const {
+  return s_.scratch("gradients of keys and values", DType::kF32, {ranks * gradients_of_rank()});
+}
+
+Tensor KeyRing::part(const Tensor& numbers, int64_t begin, Part which, DType dtype) const {
+  const int64_t tokens = share_.tokens;
+  if (which != kGates) {
+    const int64_t count = tokens * width_;
+    const int64_t first = begin + (which == kValues ? count : 0);
+    return numbers.row_range(first, count).reshaped({tokens, width_});
+  }
+  if (heads_ == 0) return {};
+  const auto of_gate = static_cast<int64_t>(sizeof(float) / dtype_size(dtype));
+  const Tensor all = numbers.row_range(begin + 2 * tokens * width_, tokens * heads_ * of_gate);
+  return {all.data, DType::kF32, {tokens, heads_}};
 }
 
 int64_t KeyRing::visits(const ContextShare& share) {
@@ -95,8 +107,7 @@ int KeyRing::hop_of(int rank) const {
 
 void KeyRing::start(int hop) {
   if (hop == share_.ranks->size()) return;
-  const Tensor& own = keys_[hop - 1];
-  keys_[hop] = s_.scratch("keys and values", own.dtype, {2, own.shape[1], own.shape[2]});
+  keys_[hop] = key_numbers();
   arrive_[hop] = share_.ranks->start_shift(s_, keys_[hop], keys_[hop - 1], step_);
 }
 
@@ -123,13 +134,13 @@ bool KeyRing::next() {
 
 // What the ranks have given so far follows the keys to the next rank.
 void KeyRing::pass_on_gradients() {
-  Buffer coming = key_gradients(s_, 2, gradients_);
+  Buffer coming = gradient_sums(1);
   share_.ranks->await(s_, share_.ranks->start_shift(s_, coming, gradients_, step_));
   gradients_ = std::move(coming);
 }
 
 void KeyRing::send_home() {
-  at_home_ = key_gradients(s_, 2, gradients_);
+  at_home_ = gradient_sums(1);
   comes_home_ = keeps() ? share_.ranks->start_sum(s_, at_home_, gradients_)
                         : share_.ranks->start_shift(s_, at_home_, gradients_, step_);
 }
@@ -137,7 +148,8 @@ void KeyRing::send_home() {
 KeyRing::Home KeyRing::home() {
   share_.ranks->await(s_, comes_home_);
   gradients_.release();
-  return {.dk = matrix(at_home_, 0), .dv = matrix(at_home_, 1)};
+  const auto mine = [&](Part which) { return part(at_home_, 0, which, DType::kF32); };
+  return {.dk = mine(kKeys), .dv = mine(kValues), .dgate = mine(kGates)};
 }
 
 OwnTokens KeyRing::own() const {
@@ -146,22 +158,26 @@ OwnTokens KeyRing::own() const {
           .sequences = queries().documents};
 }
 
-Tensor KeyRing::key(int64_t index) const {
+// Those of the present chunk of keys, of what a rank has.
+Tensor KeyRing::chunk_rows(const Tensor& x_T) const {
+  if (!x_T.defined()) return x_T;
   const int64_t tokens = share_.chunk_tokens();
-  const Tensor all = matrix(keys_[hop_of(share_.rank_of(place()))], index);
-  return all.row_range(share_.chunk_of(place()) * tokens, tokens);
+  return x_T.row_range(share_.chunk_of(place()) * tokens, tokens);
 }
 
-Tensor KeyRing::gradient(int64_t index) const {
-  const int64_t tokens = share_.chunk_tokens();
-  const Tensor all = matrix(gradients_, (keeps() ? 2 * share_.rank_of(place()) : 0) + index);
-  return all.row_range(share_.chunk_of(place()) * tokens, tokens);
+Tensor KeyRing::key(Part which) const {
+  return chunk_rows(part(keys_[hop_of(share_.rank_of(place()))], 0, which, dtype_));
+}
+
+Tensor KeyRing::gradient(Part which) const {
+  const int64_t begin = keeps() ? share_.rank_of(place()) * gradients_of_rank() : 0;
+  return chunk_rows(part(gradients_, begin, which, DType::kF32));
 }
 
 std::optional<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
-                                const Tensor& v, KeyRing::Pass pass) {
+                                const Tensor& v, KeyRing::Pass pass, const Tensor& gate_TH) {
   if (sequences.context == nullptr) return std::nullopt;
-  return std::optional<KeyRing>(std::in_place, s, *sequences.context, k, v, pass);
+  return std::optional<KeyRing>(std::in_place, s, *sequences.context, k, v, pass, gate_TH);
 }
 
 }  // namespace sbtrain

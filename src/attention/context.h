@@ -43,8 +43,10 @@ class KeyRing {
     kForward,   // of each chunk of queries, the nearest keys first
     kBackward,  // the farthest first, with the gradients of the keys
   };
-  // k and v, [T, G*d], of this rank.
-  KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v, Pass pass);
+  // k and v, [T, G*d], of this rank, and where keys have gates theirs, f32 [T, H], which travel
+  // with them.
+  KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Tensor& v, Pass pass,
+          const Tensor& gate_TH = {});
 
   // Goes on to the next visit; false after the last.
   bool next();
@@ -57,12 +59,14 @@ class KeyRing {
   static std::optional<int64_t> last_visit(const ContextShare& share, int64_t chunk);
   // Whether the keys are the nearest ones before the chunk of queries.
   bool nearest() const { return place() == queries().place - 1; }
-  OwnTokens own() const;               // the queries
-  Tensor k() const { return key(0); }  // [T / chunks, G*d]
-  Tensor v() const { return key(1); }
+  OwnTokens own() const;                   // the queries
+  Tensor k() const { return key(kKeys); }  // [T / chunks, G*d]
+  Tensor v() const { return key(kValues); }
+  Tensor gate() const { return key(kGates); }  // [T / chunks, H]; undefined without gates
   // Their gradients, f32, to be added to: sums over the ranks, in one order of these.
-  Tensor dk() const { return gradient(0); }
-  Tensor dv() const { return gradient(1); }
+  Tensor dk() const { return gradient(kKeys); }
+  Tensor dv() const { return gradient(kValues); }
+  Tensor dgate() const { return gradient(kGates); }
   ops::FarKeys keys() const {
     return {.queries = queries().continued, .keys = share_.keys_of(queries(), place())};
   }
@@ -70,13 +74,15 @@ class KeyRing {
   int64_t distance() const { return (queries().place - place()) * share_.chunk_tokens(); }
 
   // ---- After the last visit of the backward pass, whose gradients then are on their way home:
-  // those that the chunks after them have given to this rank's keys, f32 [T, G*d].
+  // those that the chunks after them have given to this rank's keys, f32 [T, G*d] and [T, H].
   struct Home {
-    Tensor dk, dv;
+    Tensor dk, dv, dgate;
   };
   Home home();
 
  private:
+  // What travels of a rank, one after the other in one buffer: one transfer brings all.
+  enum Part : uint8_t { kKeys, kValues, kGates };
   struct Visit {
     size_t chunk;  // of queries
     int place;     // of keys
@@ -90,21 +96,31 @@ class KeyRing {
   void advance();
   void pass_on_gradients();
   void send_home();
-  Tensor key(int64_t index) const;
-  Tensor gradient(int64_t index) const;
+  // [T, ..] of a rank whose numbers, of type `dtype`, begin at element `begin`.
+  Tensor part(const Tensor& numbers, int64_t begin, Part which, DType dtype) const;
+  Tensor chunk_rows(const Tensor& x_T) const;
+  Tensor key(Part which) const;
+  Tensor gradient(Part which) const;
+  Buffer key_numbers() const;
+  Buffer gradient_sums(int64_t ranks) const;
+  // Those of each rank begin at a multiple of 16 bytes.
+  int64_t gradients_of_rank() const { return (share_.tokens * (2 * width_ + heads_) + 3) / 4 * 4; }
 
   Stream& s_;
   const ContextShare& share_;
   const Pass pass_;
-  const int step_;  // by which keys move
+  const DType dtype_;    // of keys and values
+  const int64_t width_;  // of keys
+  const int64_t heads_;  // with gates, else 0
+  const int step_;       // by which keys move
   std::vector<Visit> visits_;
   size_t visit_ = 0;
   bool begun_ = false;
   int hop_ = 0;  // transfers that have come
-  // k and v, [2, T, G*d], of the rank that comes with each hop.
+  // Of the rank that comes with each hop.
   std::vector<Buffer> keys_;
   std::vector<Event> arrive_;
-  // Of the present rank's keys, [2, T, G*d], or of those of all ranks, [2 N, T, G*d].
+  // Of the present rank's keys, or of those of all ranks, one after the other.
   Buffer gradients_;
   Buffer at_home_;
   Event comes_home_;
@@ -112,6 +128,6 @@ class KeyRing {
 
 // The visits of a pass, or nothing where this rank has all tokens.
 std::optional<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
-                                const Tensor& v, KeyRing::Pass pass);
+                                const Tensor& v, KeyRing::Pass pass, const Tensor& gate_TH = {});
 
 }  // namespace sbtrain

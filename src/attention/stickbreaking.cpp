@@ -73,11 +73,6 @@ std::optional<FlaAttention> in_fla(const Options& o) {
   return attention;
 }
 
-std::string context_problem(const Options& o) {
-  if (o.forget_gate) return "gates do not travel between ranks yet; leave out forget_gate";
-  return {};
-}
-
 constexpr const char* kRemainderBias = "self_attn.remainder_bias";
 constexpr const char* kHeadNormWeight = "self_attn.head_norm.weight";
 constexpr const char* kHeadNormBias = "self_attn.head_norm.bias";
@@ -173,7 +168,8 @@ class StickBreakingAttention : public Attention {
     const ops::StickBreakingParams params = params_of(s, x_TD.rows());
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor, mine.x_amax_1);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
-    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
+    std::optional<KeyRing> ring =
+        key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward, mine.gate_TH);
     const ops::StickBreakingParams own_params = ring ? without_remainder(params) : params;
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::StickBreakingForward{.o_THd = own.rows(heads_TD),
@@ -197,7 +193,8 @@ class StickBreakingAttention : public Attention {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const int64_t tokens = x_TD.rows();
     const Qkv x = qkv_.saved(mine.qkv);
-    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
+    std::optional<KeyRing> ring =
+        key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward, mine.gate_TH);
     Buffer dheads;
     Tensor dheads_TD = dmix_TD;
     if (head_norm_) {
@@ -246,6 +243,7 @@ class StickBreakingAttention : public Attention {
       ops::run(s, ops::Add{.y = dx.q, .x = far.dq_THd});
       ops::run(s, ops::Add{.y = dx.k, .x = home.dk});
       ops::run(s, ops::Add{.y = dx.v, .x = home.dv});
+      if (gated_) ops::run(s, ops::Add{.y = dgate, .x = home.dgate});
       far = {};
       ring.reset();
     }
@@ -456,6 +454,7 @@ class StickBreakingAttention : public Attention {
                       .q_THd = own.rows(q_THd),
                       .k_THd = ring.k(),
                       .v_THd = ring.v(),
+                      .gate_TH = ring.gate(),
                       .far = ring.keys(),
                       .params = without_remainder(params_of(s, q_THd.rows()))});
     }
@@ -542,6 +541,7 @@ class StickBreakingAttention : public Attention {
                       .dq_THd = own.rows(far.dq_THd),
                       .dk_THd = ring.dk(),
                       .dv_THd = ring.dv(),
+                      .dgate_TH = ring.dgate(),
                       .w_HT = own.per_head(far.w_HT),
                       .do_THd = own.rows(do_THd),
                       .before_HT = before_visit(saved, ring),
@@ -550,6 +550,7 @@ class StickBreakingAttention : public Attention {
                       .q_THd = own.rows(q_THd),
                       .k_THd = ring.k(),
                       .v_THd = ring.v(),
+                      .gate_TH = ring.gate(),
                       .far = ring.keys(),
                       .params = without_remainder(params_of(s, tokens))});
     }
@@ -646,7 +647,7 @@ void register_stickbreaking(AttentionRegistry& registry) {
        .grouped_heads = true,
        .own_head_dim = true,
        .make = make_module<StickBreakingAttention, Options>,
-       .context_problem = context_problem,
+       .context_problem = [](const Options&) { return std::string(); },
        .fla = in_fla,
        .bench = {{.name = "stickbreaking",
                   .options = {{"skip_epsilon", "0"}, {"forget_gate", "false"}}}}});

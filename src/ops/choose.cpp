@@ -97,6 +97,9 @@ std::string why_not_hopper(const Shape& x, const Target& target) {
     if (x.backward && x.group > 1 && x.bias != PositionBias::kNone)
       return "they have no gradient of a bias where heads share keys";
   }
+  if constexpr (requires { x.gated; }) {
+    if (x.far && x.gated) return "they have no gates of the keys of other ranks";
+  }
   return {};
 }
 
@@ -293,6 +296,7 @@ StickBreakingShape stickbreaking_shape(const Op& op) {
           .heads = op.params.heads,
           .head_dim = op.q_THd.cols() / op.params.heads,
           .max_seqlen = op.q_THd.rows(),
+          .gated = op.gate_TH.defined(),
           .group = queries_of_key(op.q_THd, op.k_THd),
           .far = true};
 }

@@ -33,6 +33,9 @@ void check_sticks(const Check& c, const Op& op) {
   c.matrix("log2_rem_HT", op.log2_rem_HT, op.params.heads, tokens, DType::kF32);
   c.matrix("stop_HT", op.stop_HT, op.params.heads, tokens, DType::kI32);
   c.that(op.params.remainder == Remainder::kNone, "nothing receives the remainder");
+  if (!op.gate_TH.defined()) return;
+  c.matrix("gate_TH", op.gate_TH, tokens, op.params.heads, DType::kF32);
+  if constexpr (requires { op.dgate_TH; }) c.same("dgate_TH", op.dgate_TH, op.gate_TH);
 }
 
 // Who receives the remainder of do_THd or o_THd, and how many channels a head has.

@@ -36,6 +36,7 @@ struct StickBreakingFarForward {
   Tensor stop_HT;      // i32, the first key that the query's tile reads; all `keys`: none
   Tensor before_HT;    // f32, log2 of the remainder that the range finds
   Tensor q_THd, k_THd, v_THd;
+  Tensor gate_TH{};  // f32, of the keys, optional
   FarKeys far{};
   StickBreakingParams params{};  // without a remainder
   void check() const;
@@ -48,10 +49,12 @@ struct StickBreakingFarForward {
 struct StickBreakingFarBackward {
   static constexpr std::string_view kName = "stickbreaking_far_backward";
   Tensor dq_THd, dk_THd, dv_THd;  // +=
+  Tensor dgate_TH{};              // +=, f32, with a gate
   Tensor w_HT;                    // f32: W_far becomes W_near
   Tensor do_THd;
   Tensor before_HT, log2_rem_HT, stop_HT;  // from the forward pass
   Tensor q_THd, k_THd, v_THd;
+  Tensor gate_TH{};
   FarKeys far{};
   StickBreakingParams params{};
   void check() const;

@@ -1,7 +1,10 @@
-// The Hopper kernels of stick-breaking attention to the keys of another rank, emulated
-// (emulator.h), against the fp64 oracle.
+// The kernels of stick-breaking attention to the keys of another rank, emulated (emulator.h),
+// against the fp64 oracle: those for Hopper, and the portable ones with and without gates.
 #include "emulation/attention.cuh"
 #include "kernels/attention/far_hopper.cuh"
+#include "kernels/attention/far_queries.h"
+#include "kernels/attention/mainloop_stickbreaking_backward.cuh"
+#include "kernels/attention/mainloop_stickbreaking_forward.cuh"
 #include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
@@ -42,9 +45,14 @@ class FarStickBreaking : public Attention {
     compute_at_a_time(c.tokens);
   }
   void use_up_all() { std::fill(before_.begin(), before_.end(), -60.0f); }
+  void add_gates() {
+    gate_ = random_gates(row.size());
+    problem_.gate = gate_.data();
+    problem_.gate_stride = heads;
+  }
   // So many queries at a time in the backward pass.
-  void compute_at_a_time(int queries) {
-    const StickFarScratch s = stickbreaking_far_layout(true, tokens(), heads, queries);
+  void compute_at_a_time(int queries, bool hopper = true) {
+    const StickFarScratch s = stickbreaking_far_layout(hopper, tokens(), heads, queries);
     workspace_.resize(s.bytes / sizeof(float));
     problem_.workspace = workspace_.data();
     problem_.workspace_heads = heads;
@@ -63,19 +71,7 @@ class FarStickBreaking : public Attention {
 
   template <int kD>
   void run(Timing timing, float skip_epsilon) {
-    clear_results();
-    std::fill(workspace_.begin(), workspace_.end(), NAN);
-    for (auto* x : {&o_sum, &dq_sum}) x->assign(q.size(), kBefore);
-    for (auto* x : {&dk_sum, &dv_sum}) x->assign(k.size(), kBefore);
-    w = given_w_;
-    StickBreakingProblem& p = problem_;
-    p.skip_epsilon = skip_epsilon;
-    const int64_t width = int64_t{heads} * head_dim;
-    p.far.w = w.data();
-    p.far.o = {o_sum.data(), width};
-    p.far.dq = {dq_sum.data(), width};
-    p.far.dk = {dk_sum.data(), width / group};
-    p.far.dv = {dv_sum.data(), width / group};
+    const StickBreakingProblem& p = begin(skip_epsilon);
     using Forward = Far<HopperForwardShape<kD, false>>;
     const HopperForwardArguments x{.p = p,
                                    .scheduler = {},
@@ -90,12 +86,41 @@ class FarStickBreaking : public Attention {
       backward<Far<QueryGradientShape<kD>>, Far<KeyGradientShape<kD>>>(timing, part, head, count);
     });
   }
+  // The portable kernels, of heads of up to 64 channels.
+  template <int kD, bool kGated>
+  void run_portable(Timing timing, float skip_epsilon) {
+    const StickBreakingProblem& p = begin(skip_epsilon);
+    using Forward = StickShape<kD, StickPass::kForward>;
+    using Query = StickShape<kD, StickPass::kQuery>;
+    launch(query_blocks(p.far.queries, Forward::kQueries, heads), {StickThreads::kThreads}, timing,
+           [&] { stick_forward_kernel<kD, kGated, true>(p); });
+    for_each_part_of_far_queries(p, [&](const StickBreakingProblem& part, int head, int count) {
+      launch(query_blocks(part.far.queries - part.far.first_query, Query::kQueries, count),
+             {StickThreads::kThreads}, timing,
+             [&] { stick_query_gradient_kernel<kD, kGated, true>(part, head, head / group); });
+      const int keys = tokens() - part.far.key / kStickKeys * kStickKeys;
+      const Index blocks = {unsigned((keys + kStickKeys - 1) / kStickKeys),
+                            unsigned(count / group)};
+      launch(blocks, {StickThreads::kThreads}, timing, [&] {
+        constexpr int kStages = 2;
+        group > 1
+            ? stick_key_gradient_kernel<kD, kGated, kStages, true, true>(part, head, count,
+                                                                         head / group)
+            : stick_key_gradient_kernel<kD, kGated, kStages, false, true>(part, head, count, head);
+      });
+    });
+  }
   void check() const {
     test::oracle::FarKeys far{.queries = problem_.far.queries,
                               .keys = tokens() - problem_.far.key,
                               .before = to_f64(before_),
                               .w = to_f64(given_w_)};
-    const test::oracle::Result want = test::oracle::far_stickbreaking(oracle(), far);
+    test::oracle::Problem problem = oracle();
+    problem.gate = to_f64(gate_);
+    const test::oracle::Result want = test::oracle::far_stickbreaking(problem, far);
+    if (!gate_.empty()) {
+      EXPECT_LE(test::relative_error(added(dgate_sum), want.dgate), kGradientError);
+    }
     EXPECT_LE(test::relative_error(added(o_sum), want.o), kOutputError);
     EXPECT_LE(test::relative_error(added(dq_sum), want.dq), kGradientError);
     EXPECT_LE(test::relative_error(added(dk_sum), want.dk), kGradientError);
@@ -116,13 +141,36 @@ class FarStickBreaking : public Attention {
     EXPECT_LE(test::relative_error(ws, wanted_w), kGradientError);
   }
   std::vector<std::vector<float>> results() const {
-    return {o_sum, dq_sum, dk_sum, dv_sum, w, row};
+    return {o_sum, dq_sum, dk_sum, dv_sum, w, row, dgate_sum};
   }
   int stop(int head, int query) const { return stop_[head * tokens() + query]; }
 
-  std::vector<float> o_sum, dq_sum, dk_sum, dv_sum, w;
+  std::vector<float> o_sum, dq_sum, dk_sum, dv_sum, dgate_sum, w;
 
  private:
+  const StickBreakingProblem& begin(float skip_epsilon) {
+    clear_results();
+    std::fill(workspace_.begin(), workspace_.end(), NAN);
+    for (auto* x : {&o_sum, &dq_sum}) x->assign(q.size(), kBefore);
+    for (auto* x : {&dk_sum, &dv_sum}) x->assign(k.size(), kBefore);
+    dgate_sum.assign(gate_.size(), kBefore);
+    w = given_w_;
+    StickBreakingProblem& p = problem_;
+    p.skip_epsilon = skip_epsilon;
+    const int64_t width = int64_t{heads} * head_dim;
+    p.far.w = w.data();
+    p.far.o = {o_sum.data(), width};
+    p.far.dq = {dq_sum.data(), width};
+    p.far.dk = {dk_sum.data(), width / group};
+    p.far.dv = {dv_sum.data(), width / group};
+    p.far.dgate = {dgate_sum.data(), heads};
+    return p;
+  }
+  // As query_grid() of launch_attention.h.
+  Index query_blocks(int queries, int of_a_block, int count) const {
+    return {unsigned((queries + of_a_block - 1) / of_a_block), unsigned(group),
+            unsigned(count / group)};
+  }
   static std::vector<double> added(const std::vector<float>& sums) {
     std::vector<double> x = to_f64(sums);
     for (double& value : x) value -= double(kBefore);
@@ -162,7 +210,7 @@ class FarStickBreaking : public Attention {
 
   bool single_pass_ = false;
   std::vector<int32_t> stop_;
-  std::vector<float> before_, given_w_, workspace_;
+  std::vector<float> before_, given_w_, gate_, workspace_;
   StickBreakingProblem problem_;
 };
 
@@ -224,6 +272,45 @@ TEST(EmulatedFarStickBreaking, PartsOfQueries) {
   const auto whole = x.results();
   x.compute_at_a_time(384);
   ASSERT_NO_THROW((x.run<64>(Timing::kLate, 0x1p-24f)));
+  x.check();
+  EXPECT_EQ(x.dq_sum, whole[1]);
+  EXPECT_EQ(x.w, whole[4]);
+}
+
+template <int kD>
+void check_portable(bool gated, Heads heads = {}) {
+  for (const FarCase& c : kFarCases) {
+    FarStickBreaking x(c, kD, heads);
+    x.compute_at_a_time(c.tokens, /*hopper=*/false);
+    if (gated) x.add_gates();
+    for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
+      SCOPED_TRACE(std::to_string(c.queries) + " of " + std::to_string(c.tokens) + " see " +
+                   std::to_string(c.keys) + ", epsilon " + std::to_string(skip_epsilon));
+      ASSERT_NO_THROW((gated ? x.run_portable<kD, true>(Timing::kAtOnce, skip_epsilon)
+                             : x.run_portable<kD, false>(Timing::kAtOnce, skip_epsilon)));
+      x.check();
+    }
+  }
+}
+TEST(EmulatedFarStickBreaking, PortableKernels) {
+  check_portable<32>(/*gated=*/false);
+  check_portable<64>(/*gated=*/false);
+}
+TEST(EmulatedFarStickBreaking, PortableKernelsWithGates) {
+  check_portable<32>(/*gated=*/true);
+  check_portable<64>(/*gated=*/true);
+  for (const Heads& heads : kGroups) check_portable<64>(/*gated=*/true, heads);
+}
+// Some queries after the others add to the same gradients of gates.
+TEST(EmulatedFarStickBreaking, PortablePartsOfQueriesWithGates) {
+  FarStickBreaking x({800, 790, 500}, 64);
+  x.add_gates();
+  x.compute_at_a_time(800, /*hopper=*/false);
+  ASSERT_NO_THROW((x.run_portable<64, true>(Timing::kAtOnce, 0x1p-24f)));
+  x.check();
+  const auto whole = x.results();
+  x.compute_at_a_time(384, /*hopper=*/false);
+  ASSERT_NO_THROW((x.run_portable<64, true>(Timing::kAtOnce, 0x1p-24f)));
   x.check();
   EXPECT_EQ(x.dq_sum, whole[1]);
   EXPECT_EQ(x.w, whole[4]);

@@ -18,6 +18,8 @@ FarResults run_on_gpu(GpuStream& gpu, const FarAttention& x) {
   const OnGpu v(gpu, x.v, DType::kBF16, 16), dout(gpu, x.dout, DType::kBF16, 8);
   const OnGpu o = sums(x.width()), dq = sums(x.width()), dk = sums(key_width), dv = sums(key_width);
   const OnGpu before(gpu, x.before, DType::kF32), w(gpu, x.w, DType::kF32);
+  const OnGpu gate(gpu, x.gate, DType::kF32);
+  const OnGpu dgate(gpu, constant({c.tokens, c.heads}, FarAttention::kBefore), DType::kF32);
   const OnGpu log2_rem(gpu, DType::kF32, {c.heads, c.tokens});
   const OnGpu stop(gpu, DType::kI32, {c.heads, c.tokens});
   ops::run(gpu, ops::StickBreakingFarForward{.o_THd = o,
@@ -27,11 +29,13 @@ FarResults run_on_gpu(GpuStream& gpu, const FarAttention& x) {
                                              .q_THd = q,
                                              .k_THd = k,
                                              .v_THd = v,
+                                             .gate_TH = x.gates(gate),
                                              .far = x.far(),
                                              .params = x.params()});
   ops::run(gpu, ops::StickBreakingFarBackward{.dq_THd = dq,
                                               .dk_THd = dk,
                                               .dv_THd = dv,
+                                              .dgate_TH = x.gates(dgate),
                                               .w_HT = w,
                                               .do_THd = dout,
                                               .before_HT = before,
@@ -40,9 +44,11 @@ FarResults run_on_gpu(GpuStream& gpu, const FarAttention& x) {
                                               .q_THd = q,
                                               .k_THd = k,
                                               .v_THd = v,
+                                              .gate_TH = x.gates(gate),
                                               .far = x.far(),
                                               .params = x.params()});
-  return {o.values(), log2_rem.values(), dq.values(), dk.values(), dv.values(), w.values()};
+  return {o.values(),  log2_rem.values(), dq.values(),   dk.values(),
+          dv.values(), w.values(),        dgate.values()};
 }
 
 // What `run` computes of a case, beside the oracle, and that it repeats.
@@ -69,6 +75,15 @@ void check_far(GpuStream& gpu, const std::string& implementation, int64_t head_d
 
 TEST_F(OpsFarKeys, PortableKernelsMatchTheOracle) {
   for (const int64_t head_dim : {24, 32, 64, 128, 200}) check_far(gpu(), "portable", head_dim);
+}
+
+TEST_F(OpsFarKeys, PortableKernelsWithGatesMatchTheOracle) {
+  for (const int64_t head_dim : {24, 32, 64, 128, 200}) {
+    for (const FarCase& c : gated_far_cases(head_dim)) {
+      SCOPED_TRACE(c.describe());
+      check_case(gpu(), c, run_on_gpu);
+    }
+  }
 }
 
 TEST_F(OpsFarKeys, KernelsForHopperMatchTheOracle) {

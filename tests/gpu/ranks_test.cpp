@@ -110,6 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
                     ContextCase{"{type: stickbreaking, head_norm: true, qk_norm: true}", 64, ""},
                     ContextCase{"{type: stickbreaking, remainder: value}", 64, ""},
                     ContextCase{"{type: stickbreaking, remainder: bias, head_norm: true}", 32, ""},
+                    ContextCase{"{type: stickbreaking, forget_gate: true}", 64, ""},
+                    ContextCase{"{type: stickbreaking, forget_gate: true}", 32, "portable"},
                     ContextCase{"{type: softmax}", 64, ""},
                     ContextCase{"{type: softmax, position: alibi, window: 300}", 128, ""},
                     ContextCase{"{type: softmax, window: 500}", 32, "portable"},

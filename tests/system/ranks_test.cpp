@@ -361,6 +361,19 @@ TEST_F(RankedTraining, RanksThatShareSequencesTrainLikeOneProcess) {
   }
 }
 
+// Gates travel with the keys, and what all keys leave is given away.
+TEST_F(RankedTraining, RanksThatShareSequencesShareGatesAndRemainders) {
+  const auto gated = [&](const std::string& out, std::vector<std::string> more = {}) {
+    more.insert(more.end(),
+                {"--model.attention.type=stickbreaking", "--model.attention.forget_gate=true",
+                 "--model.attention.remainder=bias"});
+    return eight(out, more);
+  };
+  ASSERT_EQ(run(gated("one")), 0) << output_;
+  expect_done(2, gated("two", {"--train.context_parallel=2"}));
+  expect_same_training("two", "one", 60);
+}
+
 TEST_F(RankedTraining, ARunMovesFromFourRanksToTwoToOneToFour) {
   expect_done(4, eight("four"));
   std::string from = "four";

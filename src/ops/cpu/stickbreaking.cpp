@@ -347,9 +347,11 @@ struct FarHead : HeadMatrices {
     const int64_t first = t.k_THd.rows() - keys;
     k = k.from(first, 0);
     v = v.from(first, 0);
+    if (t.gate_TH.defined()) gate = Matrix(t.gate_TH).from(first, index);
     if constexpr (std::is_same_v<Op, StickBreakingFarBackward>) {
       dk = dk.from(first, 0);
       dv = dv.from(first, 0);
+      if (gate) dgate = Matrix(t.dgate_TH).from(first, index);
       w = Matrix(t.w_HT).row(index);
     } else {
       log2_rem = Matrix(t.log2_rem_HT).row(index);
@@ -366,12 +368,14 @@ struct FarHead : HeadMatrices {
 
   StickBreakingParams params;
   int64_t keys;
+  Matrix gate, dgate;         // [keys, 1], if there is one
   const float* before;        // [T]
   int32_t* stop;              // [T]
   float* log2_rem = nullptr;  // [T], forward
   float* w = nullptr;         // [T], backward
 };
 
+template <bool kGated>
 void far_forward_tile(const QueryTile& tile, const FarHead& head, const ForwardScratch& m) {
   m.load(tile, head, head.params.scale);
   Sticks sticks = head.sticks(tile);
@@ -382,7 +386,8 @@ void far_forward_tile(const QueryTile& tile, const FarHead& head, const ForwardS
     pack(m.rows, head.k.from(begin, 0), keys, keys, head.d, 1.0f);
     score(m.z, m.rows, m.q_t, keys, head.d);
     for (int64_t i = keys - 1; i >= 0; --i) {
-      break_stick<false, false>(m.z + i * kTile, sticks.length.data(), 1.0f, nullptr, nullptr);
+      const float gate = kGated ? *head.gate.row(begin + i) : 1.0f;
+      break_stick<kGated, false>(m.z + i * kTile, sticks.length.data(), gate, nullptr, nullptr);
     }
     pack(m.rows, head.v.from(begin, 0), keys, keys, head.d, 1.0f);
     mix(m.o, m.z, m.rows, keys, head.d);
@@ -399,6 +404,7 @@ void far_forward_tile(const QueryTile& tile, const FarHead& head, const ForwardS
 
 // The same two passes as backward_sticks and backward_logits; W enters at the left edge, and leaves
 // at the right one.
+template <bool kGated>
 void far_backward_tile(const QueryTile& tile, const FarHead& head, StickScratch& m) {
   m.load(tile, head, head.params.scale);
   Sticks sticks = head.sticks(tile);
@@ -410,8 +416,9 @@ void far_backward_tile(const QueryTile& tile, const FarHead& head, StickScratch&
     score(m.chunk, m.rows, m.q_t, keys, head.d);
     for (int64_t i = keys - 1; i >= 0; --i) {
       const int64_t saved = (begin - stop + i) * kTile;
-      break_stick<false, true>(m.chunk + i * kTile, sticks.length.data(), 1.0f,
-                               m.stick_before + saved, m.sigma_code + saved);
+      const float gate = kGated ? *head.gate.row(begin + i) : 1.0f;
+      break_stick<kGated, true>(m.chunk + i * kTile, sticks.length.data(), gate,
+                                m.stick_before + saved, m.sigma_code + saved);
     }
     scatter(head.dv.from(begin, 0), m.chunk, m.dout, keys, head.d);
     end = begin;
@@ -424,8 +431,11 @@ void far_backward_tile(const QueryTile& tile, const FarHead& head, StickScratch&
     score(m.chunk, m.rows, m.dout_t, keys, head.d);
     for (int64_t i = 0; i < keys; ++i) {
       const int64_t saved = (begin - stop + i) * kTile;
-      break_stick_backward<false>(m.chunk + i * kTile, w.data(), m.drem.data(),
-                                  m.stick_before + saved, m.sigma_code + saved, 1.0f);
+      const float gate = kGated ? *head.gate.row(begin + i) : 1.0f;
+      const float dgate =
+          break_stick_backward<kGated>(m.chunk + i * kTile, w.data(), m.drem.data(),
+                                       m.stick_before + saved, m.sigma_code + saved, gate);
+      if constexpr (kGated) *head.dgate.row(begin + i) += dgate;
     }
     scatter(head.dk.from(begin, 0), m.chunk, m.q, keys, head.d);
     pack(m.rows, head.k.from(begin, 0), keys, keys, head.d, head.params.scale);
@@ -605,11 +615,12 @@ Buffer scratch(const Stream& s, const StickBreakingFarBackward& op) {
 void run(Cpu, Stream& /*s*/, const StickBreakingFarForward& t, const Buffer& scratch) {
   const auto heads = make_heads<FarHead>(t);
   for_each_head(far_tiles(t.far), heads, [&](const QueryTile& tile, const FarHead& head) {
-    far_forward_tile(tile, head, {Scratch(scratch), head.d});
+    const ForwardScratch m{Scratch(scratch), head.d};
+    head.gate ? far_forward_tile<true>(tile, head, m) : far_forward_tile<false>(tile, head, m);
   });
 }
 
-// One thread adds to the dk and dv of a group, tile after tile of head after head.
+// One thread adds to the dk, dv and dgate of a group, tile after tile of head after head.
 void run(Cpu, Stream& /*s*/, const StickBreakingFarBackward& t, const Buffer& scratch) {
   const auto heads = make_heads<FarHead>(t);
   const std::vector<QueryTile> tiles = far_tiles(t.far);
@@ -618,7 +629,10 @@ void run(Cpu, Stream& /*s*/, const StickBreakingFarBackward& t, const Buffer& sc
                  [&](const Document&, std::span<const FarHead> group) {
                    StickScratch m(Scratch(scratch), group.front().d, t.k_THd.rows());
                    for (const FarHead& head : group) {
-                     for (const QueryTile& tile : tiles) far_backward_tile(tile, head, m);
+                     for (const QueryTile& tile : tiles) {
+                       head.gate ? far_backward_tile<true>(tile, head, m)
+                                 : far_backward_tile<false>(tile, head, m);
+                     }
                    }
                  });
 }

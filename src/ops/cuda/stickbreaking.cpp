@@ -36,6 +36,8 @@ kernels::StickBreakingProblem far_problem(const Op& op) {
   p.far.queries = static_cast<int>(op.far.queries);
   p.far.key = static_cast<int>(op.q_THd.rows() - op.far.keys);
   p.far.before = op.before_HT;
+  p.gate = op.gate_TH;
+  p.gate_stride = op.gate_TH.row_stride;
   return p;
 }
 
@@ -122,6 +124,7 @@ void run(Cuda, Stream& s, const StickBreakingFarBackward& op, const AttentionScr
   p.far.dq = sum_rows(op.dq_THd);
   p.far.dk = sum_rows(op.dk_THd);
   p.far.dv = sum_rows(op.dv_THd);
+  if (op.gate_TH.defined()) p.far.dgate = op.dgate_TH;
   p.workspace = scratch.buffer.tensor();
   p.workspace_heads = static_cast<int>(scratch.choice.heads);
   p.workspace_blocks = static_cast<int>(scratch.choice.blocks);

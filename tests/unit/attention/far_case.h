@@ -15,6 +15,7 @@ struct FarCase {
   int heads = 2, group = 1;
   int64_t head_dim = 16;
   float skip_epsilon = 0.0f;  // stick-breaking
+  bool gated = false;         // likewise
   int64_t distance = 0;       // softmax, with the options below
   int64_t window = 0;
   bool alibi = false;
@@ -24,13 +25,14 @@ struct FarCase {
                        std::to_string(head_dim) + " in groups of " + std::to_string(group);
     if (window > 0) text += ", window " + std::to_string(window);
     if (alibi) text += ", ALiBi";
+    if (gated) text += ", gates";
     return skip_epsilon > 0 ? text + ", skip" : text;
   }
 };
 
 // What a backend has computed.
 struct FarResults {
-  std::vector<double> o, log2_rem, dq, dk, dv, w;
+  std::vector<double> o, log2_rem, dq, dk, dv, w, dgate;
 };
 struct FarSoftmaxResults {
   std::vector<double> o, lse, dq, dk, dv;
@@ -53,10 +55,19 @@ struct FarAttention {
                            return used_up ? -60.0 : -5.0 * random.uniform(static_cast<uint64_t>(i));
                          })),
         w(random_normal("w", {c.heads, c.tokens})),
+        // Of which some are 1 and some so small that they close their keys.
+        gate(generated({c.tokens, c.heads}, 0,
+                       [](int64_t i) {
+                         const Philox random(1, RandomPurpose::kTest, "gate");
+                         const double u = random.normal(static_cast<uint64_t>(i));
+                         return u > 1 ? 1.0 : u < -1.5 ? 1e-4 : 1.0 / (1.0 + std::exp(-2 * u));
+                       })),
         o(random_normal("o", {c.tokens, width()})),
         lse(random_normal("lse", {c.heads, c.tokens}, 1.0, 4.0)) {}
 
   int64_t width() const { return config.heads * config.head_dim; }
+  // Those of the keys, or what ops take for none.
+  Tensor gates(const Tensor& x_TH) const { return config.gated ? x_TH : Tensor(); }
   ops::FarKeys far() const { return {.queries = config.queries, .keys = config.keys}; }
   ops::StickBreakingParams params() const {
     return {.heads = config.heads, .scale = scale(), .skip_epsilon = config.skip_epsilon};
@@ -80,6 +91,7 @@ struct FarAttention {
     p.k = to_f64(k);
     p.v = to_f64(v);
     p.dout = to_f64(dout);
+    if (config.gated) p.gate = to_f64(gate);
     p.window = config.window;
     for (int h = 0; config.alibi && h < config.heads; ++h) {
       p.slopes.push_back(static_cast<double>(ops::alibi_slope(config.heads, h)));
@@ -112,6 +124,9 @@ struct FarAttention {
     EXPECT_LE(relative_error(added(seen.dq), want.dq), gradient_error);
     EXPECT_LE(relative_error(added(seen.dk), want.dk), gradient_error);
     EXPECT_LE(relative_error(added(seen.dv), want.dv), gradient_error);
+    if (config.gated) {
+      EXPECT_LE(relative_error(added(seen.dgate), want.dgate), gradient_error);
+    }
     // W counts as much as the stick that it is the gradient of.
     std::vector<double> ws, wanted_ws;
     for (size_t i = 0; i < want.row.size(); ++i) {
@@ -125,7 +140,7 @@ struct FarAttention {
   }
 
   const FarCase config;
-  Owned q, k, v, dout, before, w;
+  Owned q, k, v, dout, before, w, gate;
   Owned o, lse;  // softmax: of other keys
 };
 
@@ -218,6 +233,11 @@ inline std::vector<FarCase> far_cases(int64_t head_dim) {
       cases.push_back(c);
     }
   }
+  return cases;
+}
+inline std::vector<FarCase> gated_far_cases(int64_t head_dim) {
+  std::vector<FarCase> cases = far_cases(head_dim);
+  for (FarCase& c : cases) c.gated = true;
   return cases;
 }
 

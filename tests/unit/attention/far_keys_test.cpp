@@ -15,6 +15,7 @@ FarResults run_on_cpu(const FarAttention& x) {
   const Owned dv = constant({c.tokens, x.width() / c.group}, FarAttention::kBefore);
   const Owned log2_rem = poisoned({c.heads, c.tokens});
   const Owned stop(DType::kI32, {c.heads, c.tokens});
+  const Owned dgate = constant({c.tokens, c.heads}, FarAttention::kBefore);
   const Owned w = x.w;
   ops::run(cpu, ops::StickBreakingFarForward{.o_THd = o,
                                              .log2_rem_HT = log2_rem,
@@ -23,11 +24,13 @@ FarResults run_on_cpu(const FarAttention& x) {
                                              .q_THd = x.q,
                                              .k_THd = x.k,
                                              .v_THd = x.v,
+                                             .gate_TH = x.gates(x.gate),
                                              .far = x.far(),
                                              .params = x.params()});
   ops::run(cpu, ops::StickBreakingFarBackward{.dq_THd = dq,
                                               .dk_THd = dk,
                                               .dv_THd = dv,
+                                              .dgate_TH = x.gates(dgate),
                                               .w_HT = w,
                                               .do_THd = x.dout,
                                               .before_HT = x.before,
@@ -36,13 +39,23 @@ FarResults run_on_cpu(const FarAttention& x) {
                                               .q_THd = x.q,
                                               .k_THd = x.k,
                                               .v_THd = x.v,
+                                              .gate_TH = x.gates(x.gate),
                                               .far = x.far(),
                                               .params = x.params()});
-  return {to_f64(o), to_f64(log2_rem), to_f64(dq), to_f64(dk), to_f64(dv), to_f64(w)};
+  return {to_f64(o),  to_f64(log2_rem), to_f64(dq),   to_f64(dk),
+          to_f64(dv), to_f64(w),        to_f64(dgate)};
 }
 
 TEST(FarStickBreaking, MatchesTheOracle) {
   for (const FarCase& c : far_cases(24)) {
+    SCOPED_TRACE(c.describe());
+    const FarAttention x(c);
+    x.check(run_on_cpu(x), 1e-5, 1e-5);
+  }
+}
+
+TEST(FarStickBreaking, WithGatesMatchesTheOracle) {
+  for (const FarCase& c : gated_far_cases(24)) {
     SCOPED_TRACE(c.describe());
     const FarAttention x(c);
     x.check(run_on_cpu(x), 1e-5, 1e-5);

@@ -486,6 +486,12 @@ TEST(Choose, StickBreakingOfFarKeys) {
   }
   shape.tokens = shape.max_seqlen = 32768;
   EXPECT_EQ(choose(shape, target).heads, 4);
+  // With gates the portable kernels have them.
+  shape.gated = true;
+  EXPECT_EQ(choose(shape, target).implementation, Implementation::kPortable);
+  EXPECT_THROW((void)choose(shape, target, "hopper"), Error);
+  shape.far = false;
+  EXPECT_EQ(choose(shape, target).implementation, Implementation::kHopper);
 }
 
 // The states of all heads that share keys and values, or else of a part of them and the sums of dk

@@ -122,6 +122,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "{type: stickbreaking, head_norm: true, qk_norm: true}",
                     "{type: stickbreaking, attend_current: true}",
                     "{type: stickbreaking, remainder: value}",
+                    "{type: stickbreaking, forget_gate: true}",
+                    "{type: stickbreaking, forget_gate: true, gate_penalty: 0.5, skip_epsilon: 0, "
+                    "remainder: value}",
                     "{type: stickbreaking, remainder: bias, head_norm: true}", "{type: softmax}",
                     "{type: softmax, window: 70}", "{type: softmax, position: alibi}",
                     "{type: softmax, position: none, window: 200}",

@@ -275,7 +275,11 @@ INSTANTIATE_TEST_SUITE_P(
         with_sticks("remainder: bias", in_context(4, {Sharding::kFull, 4})),
         with_sticks("remainder: bias", in_context(2, {Sharding::kGrad, 4, 1, true})),
         with_sticks("remainder: bias", in_context(2, {Sharding::kNone, 2})),
-        with_sticks("remainder: value", in_context(2, {Sharding::kHybrid, 4, 2}))),
+        with_sticks("remainder: value", in_context(2, {Sharding::kHybrid, 4, 2})),
+        with_sticks("forget_gate: true", in_context(4, {Sharding::kFull, 4})),
+        with_sticks("forget_gate: true", in_context(2, {Sharding::kGrad, 4, 1, true})),
+        with_sticks("forget_gate: true", in_context(2, {Sharding::kNone, 2})),
+        with_sticks("forget_gate: true", in_context(2, {Sharding::kHybrid, 4, 2}))),
     [](const auto& info) { return info.param.name(); });
 
 TEST(ShardedStep, RecordedWorkIsForOneRank) {
