@@ -3,18 +3,16 @@
 
 #include <cctype>
 #include <cmath>
-#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "checkpoint/stored_runs.h"
 #include "config/schema.h"
 #include "ops/memory.h"
-#include "parallel/param_shards.h"
 #include "support/model.h"
 #include "support/tensors.h"
 #include "support/thread_world.h"
+#include "support/whole_tensors.h"
 #include "train/step.h"
 
 namespace sbtrain {
@@ -116,11 +114,9 @@ PackedBatch sequence(int64_t step, int64_t index) {
                             static_cast<uint64_t>(step * kSequences + index));
 }
 
-using Tensors = std::map<std::string, std::vector<float>>;  // whole, by kind and name
-
 struct Trained {
   std::vector<double> losses, norms, validation;
-  Tensors tensors;
+  test::WholeTensors tensors;
 };
 
 // What rank 0 saw of `steps` steps, and the model that all ranks together hold afterwards.
@@ -173,24 +169,7 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
       result.validation.push_back(validation);
     }
     const std::lock_guard lock(mutex);
-    for (const TensorShard& part : tensor_shards(step.params(), /*with_state=*/true)) {
-      std::vector<float>& whole = result.tensors[fmt::format("{} {}", part.kind, part.name)];
-      int64_t count = 1;
-      for (const int64_t n : part.shape) count *= n;
-      whole.resize(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
-      const auto keep = [&](int64_t logical, int64_t stored, int64_t count_here) {
-        for (int64_t i = 0; i < count_here; ++i) {
-          const float value = part.stored.f32()[stored + i];
-          float& kept = whole[part.begin + logical + i];
-          // Replicas hold the same bits.
-          if (!std::isnan(kept)) {
-            EXPECT_EQ(kept, value) << part.name;
-          }
-          kept = value;
-        }
-      };
-      for_each_stored_run(part, part.begin, part.end, keep);
-    }
+    test::add_tensors_of_rank(result.tensors, step.params());
   });
   return result;
 }
