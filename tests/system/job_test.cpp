@@ -292,11 +292,15 @@ TEST_F(RankedEvaluation, HasTheSameBitsInAllWorlds) {
       {"--tokens", "300"},  // fewer batches than a multiple of the ranks
       {"--recall"},
       {"--lengths", "16,48,100000", "--recall"},
+      {"--lengths", "16,48", "--same-targets", "8", "--bootstrap", "50"},
+      {"--lengths", "48", "--tokens-per-length", "200", "--bootstrap", "0"},
+      {"--benefit", "128", "--benefit-targets", "8", "--bootstrap", "50"},
       {"--window", "32", "--stride", "5", "--recall"}};
   for (const std::vector<std::string>& kind : kinds) {
     SCOPED_TRACE(kind.front());
     expect_equal_in_all_worlds(kind);
   }
+  expect_equal_in_all_worlds({"--reach", "--lengths", "16,48"}, "\"reach\"");
 }
 
 TEST_F(RankedEvaluation, OfTextTasksHasTheSameBitsInAllWorlds) {
