@@ -15,6 +15,8 @@ import unittest
 from unittest import mock
 
 from torch_2_4 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from sbtrain import kernels
@@ -249,6 +251,7 @@ class StickBreaking(unittest.TestCase):
             "queries without keys": lambda: stickbreaking_attention(batch[0], batch[1][:, 1:], batch[2][:, 1:]),
             "bias": lambda: softmax_attention(q, k, v, bias="rope"),
             "window": lambda: softmax_attention(q, k, v, window=0),
+            "not on meta": lambda: stickbreaking_attention(*(x.to("meta") for x in (q, k, v))),
         }
         for text, call in wrong.items():
             with self.subTest(text), self.assertRaises(ValueError) as refused:
@@ -323,21 +326,28 @@ class Decoding(unittest.TestCase):
 class Memory(unittest.TestCase):
     """What the kernels are given of tensors that lie in other ways."""
 
+    def given(self, x):
+        """What a call keeps of x, and the pointer and the stride in its struct, which is planned for dense tensors."""
+        rows = kernels.Rows(stride=x.shape[-2] * x.shape[-1])
+        return _cuda.give(rows, x), rows.data, rows.stride
+
     def test_rows_are_read_where_they_lie_or_copied(self):
         matrix = torch.zeros(5, 3, 4, 16)
         columns = matrix[:, 1]
         one = torch.zeros(1, 4, 16).as_strided((1, 4, 16), (3, 16, 1))  # the stride of one row says nothing
         head = torch.zeros(5, 1, 16).as_strided((5, 1, 16), (16, 7, 1))
-        for x in (matrix[:, 0], columns, one, head):
-            self.assertIs(_cuda.readable(x)[0], x)
-        self.assertEqual([_cuda.readable(x)[1].stride for x in (columns, one, head)], [192, 64, 16])
+        for x, stride in ((matrix[:, 0], 192), (columns, 192), (one, 64), (head, 16), (matrix[0], 64)):
+            kept, *rows = self.given(x)
+            self.assertIs(kept, x)
+            self.assertEqual(rows, [x.data_ptr(), stride])
         rows = matrix.view(1, 5, 12, 16)[:, :, 4:8]  # a batch of one
-        self.assertEqual((_cuda.readable(rows)[0].data_ptr(), _cuda.readable(rows)[1].stride), (rows.data_ptr(), 192))
+        self.assertEqual(self.given(rows)[1:], (rows.data_ptr(), 192))
         shifted = torch.zeros(5 * 64 + 1)[1:].view(5, 4, 16)
         for x in (shifted, columns.transpose(0, 1), columns[..., ::2], columns.expand(5, 4, 16)[:, :1].expand(5, 4, 16)):
-            copy = _cuda.readable(x)[0]
+            copy, address, stride = self.given(x)
             self.assertTrue(_cuda.fits(copy))
             self.assertTrue(torch.equal(copy, x))
+            self.assertEqual((address, stride), (copy.data_ptr(), copy.shape[1] * copy.shape[2]))
 
     def test_structs_are_those_of_their_call(self):
         """What is kept from call to call is never another call's."""
@@ -453,6 +463,33 @@ class Torch(unittest.TestCase):
         tensors = [x[None] for x in qkv()]
         compiled = torch.compile(broken, backend="aot_eager")
         torch.testing.assert_close(compiled(*tensors), broken(*tensors))
+
+    def test_modes_see_the_ops(self):
+        seen = []
+
+        class Dispatches(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, arguments=(), options=None):
+                seen.append(str(function))
+                return function(*arguments, **(options or {}))
+
+        class Functions(TorchFunctionMode):
+            def __torch_function__(self, function, types, arguments=(), options=None):
+                seen.append(str(function))
+                return function(*arguments, **(options or {}))
+
+        for mode, passes in ((Dispatches, ("forward", "backward")), (Functions, ("forward",))):
+            for name, function in (("stickbreaking", stickbreaking_attention), ("softmax", softmax_attention)):
+                seen.clear()
+                with mode():
+                    result = function(*qkv())
+                    (result[0] if isinstance(result, tuple) else result).sum().backward()
+                for each in passes:
+                    self.assertIn(f"sbtrain.{name}_{each}.default", seen)
+
+    def test_transformed_by_vmap(self):
+        rows = [torch.stack([random(T, n, D, grad=False, seed=i + j) for j in range(2)]) for i, n in enumerate((H, G, G))]
+        for a, b in zip(torch.vmap(stickbreaking_attention)(*rows), stickbreaking_attention(*rows)):
+            torch.testing.assert_close(a, b)
 
     def test_gradients_of_gradients_and_of_decoding_are_refused(self):
         q, k, v = qkv()

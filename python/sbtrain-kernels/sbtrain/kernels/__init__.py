@@ -204,7 +204,7 @@ def check_driver():
 
 def call(function, struct):
     """Calls a function of the library that takes one struct."""
-    _check(getattr(library(), function)(ctypes.byref(struct)))
+    _check(getattr(library(), function)(struct))
 
 
 def workspace(kind, struct, backward=None):

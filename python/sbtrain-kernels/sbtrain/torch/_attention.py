@@ -27,57 +27,65 @@ class Fire(NamedTuple):
     b2: torch.Tensor
 
 
+def refuse(text, *values):
+    """Raises a ValueError with the values in the text's {}."""
+    raise ValueError(text.format(*(list(x) if isinstance(x, torch.Size) else x for x in values)))
+
+
 def require(good, text, *values):
-    """Raises a ValueError with the values in the text's {}. It is put together only then, which keeps calls cheap."""
+    """Refuses what is not good. What every call goes through asks with `if` instead, which does not put the values
+    together where all is good."""
     if not good:
-        raise ValueError(text.format(*(list(x) if isinstance(x, torch.Size) else x for x in values)))
+        refuse(text, *values)
 
 
 def autocast(*tensors):
     """The tensors in the type of torch.autocast, where it is on: newer versions of torch can register that for an
     op, older ones cannot."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    x = tensors[0]
+    device = "cuda" if x.is_cuda else "cpu"
+    if not (x.is_cuda or x.is_cpu) or not torch.is_autocast_enabled(device):  # check_types refuses other devices
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors]
 
 
 def check_types(q, k, v):
-    require(q.dtype == k.dtype == v.dtype, "q, k and v: expected one type, got {}, {} and {}", q.dtype, k.dtype, v.dtype)
-    device = q.device
-    require(device == k.device == v.device, "q, k and v: expected one device, got {}, {} and {}", device, k.device, v.device)
-    if device.type == "cpu":
-        require(q.is_floating_point(), "q: expected floating-point numbers, got {}", q.dtype)
+    dtype, device = q.dtype, q.device
+    if not dtype == k.dtype == v.dtype:
+        refuse("q, k and v: expected one type, got {}, {} and {}", dtype, k.dtype, v.dtype)
+    if not device == k.device == v.device:
+        refuse("q, k and v: expected one device, got {}, {} and {}", device, k.device, v.device)
+    if q.is_cpu:
+        require(q.is_floating_point(), "q: expected floating-point numbers, got {}", dtype)
         return
-    require(device.type == "cuda", "q: sbtrain computes on CPUs and CUDA GPUs, not on {}", device)
-    require(
-        q.dtype in (torch.bfloat16, torch.float16),
-        "q is {}, but the kernels multiply on tensor cores in bfloat16: convert with .to(torch.bfloat16), or use "
-        'torch.autocast("cuda", torch.bfloat16)',
-        q.dtype,
-    )
-    require(q.shape[-1] % 8 == 0, "q: heads have {} channels, not a multiple of 8; pad q, k and v with zeros", q.shape[-1])
-    require(q.shape[-1] <= MAX_HEAD_DIM, "q: heads have {} channels, at most {} are possible", q.shape[-1], MAX_HEAD_DIM)
+    if not q.is_cuda:
+        refuse("q: sbtrain computes on CPUs and CUDA GPUs, not on {}", device)
+    if dtype != torch.bfloat16 and dtype != torch.float16:
+        refuse(
+            "q is {}, but the kernels multiply on tensor cores in bfloat16: convert with .to(torch.bfloat16), or use "
+            'torch.autocast("cuda", torch.bfloat16)',
+            dtype,
+        )
+    channels = q.shape[-1]
+    if channels % 8 != 0:
+        refuse("q: heads have {} channels, not a multiple of 8; pad q, k and v with zeros", channels)
+    if channels > MAX_HEAD_DIM:
+        refuse("q: heads have {} channels, at most {} are possible", channels, MAX_HEAD_DIM)
 
 
 def check_shapes(q, k, v, heads_dim):
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        require(x.dim() in (3, 4), "{}: expected [T, H, d] or [B, T, H, d], got {}", name, x.shape)
-    require(
-        q.dim() == k.dim() and k.shape == v.shape and q.shape[-1] == k.shape[-1],
-        "q, k and v: expected the same dimensions, and k and v of one shape, got {}, {} and {}",
-        q.shape,
-        k.shape,
-        v.shape,
-    )
-    heads, groups = q.shape[heads_dim], k.shape[heads_dim]
-    require(
-        groups > 0 and heads % groups == 0,
-        "q has {} heads and k {}: those of k have to divide those of q",
-        heads,
-        groups,
-    )
+    shape, keys, values = q.shape, k.shape, v.shape
+    for name, x in (("q", shape), ("k", keys), ("v", values)):
+        if len(x) != 3 and len(x) != 4:
+            refuse("{}: expected [T, H, d] or [B, T, H, d], got {}", name, x)
+    if len(shape) != len(keys) or keys != values or shape[-1] != keys[-1]:
+        refuse(
+            "q, k and v: expected the same dimensions, and k and v of one shape, got {}, {} and {}", shape, keys, values
+        )
+    heads, groups = shape[heads_dim], keys[heads_dim]
+    if groups <= 0 or heads % groups != 0:
+        refuse("q has {} heads and k {}: those of k have to divide those of q", heads, groups)
 
 
 class Pack:
@@ -240,7 +248,7 @@ def stickbreaking_attention(
     pack = Pack(q, k, cu_seqlens, max_seqlen, attention_mask, documents, query_start)
     if gate is not None:
         gate = pack.tokens_in(gate.to(torch.float64 if q.dtype == torch.float64 else torch.float32)).contiguous()
-    o, rem, _, _ = _ops.stickbreaking_forward(
+    o, rem, _, _ = _ops.call_stickbreaking_forward(
         pack.queries_in(q), pack.tokens_in(k), pack.tokens_in(v), pack.cu_seqlens, gate, vector, pack.max_seqlen,
         d**-0.5 if scale is None else float(scale), attend_current, kind, float(skip_epsilon)
     )
@@ -307,7 +315,7 @@ def softmax_attention(
     heads, d = q.shape[-2:]
     kind, fire = bias_of(bias, q, heads)
     pack = Pack(q, k, cu_seqlens, max_seqlen, attention_mask, documents, query_start)
-    o, _ = _ops.softmax_forward(
+    o, _ = _ops.call_softmax_forward(
         pack.queries_in(q), pack.tokens_in(k), pack.tokens_in(v), pack.cu_seqlens, fire, kind, pack.max_seqlen,
         d**-0.5 if scale is None else float(scale), window or 0
     )
@@ -369,7 +377,7 @@ def stickbreaking_decode(
         if heads_first:
             gate_cache = gate_cache.unflatten(2, (q.shape[0] // batch, -1)).transpose(1, 2).flatten(0, 1)
         gate_cache = gate_cache.float().contiguous()
-    o = _ops.stickbreaking_decode(
+    o = _ops.call_stickbreaking_decode(
         q, k_cache, v_cache, lengths, gate_cache, vector, d**-0.5 if scale is None else float(scale), attend_current, kind,
         float(skip_epsilon)
     )
@@ -382,5 +390,5 @@ def softmax_decode(q, k_cache, v_cache, lengths, *, scale=None, bias=None, windo
     kind, fire = bias_of(bias, q, heads)
     require(kind == 0 or not heads_first, "bias: not with heads_first; give caches of [B, C, G, d]")
     q, k_cache, v_cache, lengths = caches_in(q, k_cache, v_cache, lengths, heads_first)
-    o = _ops.softmax_decode(q, k_cache, v_cache, lengths, fire, kind, d**-0.5 if scale is None else float(scale), window or 0)
+    o = _ops.call_softmax_decode(q, k_cache, v_cache, lengths, fire, kind, d**-0.5 if scale is None else float(scale), window or 0)
     return o.reshape(batch, heads, d)

@@ -1,5 +1,6 @@
 """The ops of _ops.py on a GPU: calls of the C interface, on torch's current stream and with its memory."""
 import functools
+import math
 import warnings
 
 import torch
@@ -43,30 +44,26 @@ def fits(x):
     return dense and row_stride(x) >= x.shape[1] * x.shape[2] and row_stride(x) % 8 == 0 and x.data_ptr() % 16 == 0
 
 
-def readable(x):
-    """x [T, H, d] or [B, T, H, d], copied where the kernels cannot read it as it lies, and its rows for a struct."""
+def give(rows, x):
+    """Lets the rows of a planned struct, whose stride is that of dense tensors, be those of x [T, H, d] or [B, T, H, d].
+    What comes back, x or a copy that the kernels can read, has to live until the struct's call."""
     address = x.data_ptr()
     if address % 16 == 0 and x.is_contiguous():  # nearly all tensors; what follows takes longer
-        return x, kernels.Rows(address, x.shape[-2] * x.shape[-1])
+        rows.data = address
+        return x
     if x.dim() == 4:
         x = x.flatten(0, 1)
     if x.numel() > 0 and not fits(x):
         x = x.clone(memory_format=torch.contiguous_format)
-    return x, kernels.Rows(x.data_ptr(), row_stride(x))
+    rows.data, rows.stride = x.data_ptr(), row_stride(x)
+    return x
 
 
-def read(x, q, k, v):
-    """Gives q, k and v to the struct x. They have to live until its call, as what comes back."""
-    q, x.q = readable(q)
-    k, x.k = readable(k)
-    v, x.v = readable(v)
-    return q, k, v
-
-
-def like(x):
-    """Memory for what has the shape of x [..., H, d] bf16, and its rows."""
+def like(rows, x):
+    """Memory for what has the shape of x [..., H, d] bf16, in the rows of a planned struct."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return y, kernels.Rows(y.data_ptr(), x.shape[-2] * x.shape[-1])
+    rows.data = y.data_ptr()
+    return y
 
 
 def as_type(dtype, *tensors):
@@ -82,6 +79,12 @@ def current_stream(device):
     return torch._C._cuda_getCurrentRawStream(device)
 
 
+def sizes(q):
+    """The device of q [T, H, d] or [B, T, H, d], and what it has of tokens, heads and channels of a head."""
+    *tokens, heads, head_dim = q.shape
+    return q.get_device(), math.prod(tokens), heads, head_dim
+
+
 def documents(tokens, max_seqlen, cu_seqlens):
     """How many documents there are, and the bound of their lengths."""
     if cu_seqlens is not None:
@@ -90,16 +93,33 @@ def documents(tokens, max_seqlen, cu_seqlens):
     return max(tokens // max_seqlen, 1), max_seqlen
 
 
-# What a struct has of scalars, and the workspace, depend on shapes and options alone: they are made once for each set of
-# them, and a call copies the struct and fills in pointers.
+# What a struct has of scalars, the strides of dense tensors, and the workspace depend on shapes and options alone: they
+# are made once for each set of them, and a call copies the struct and fills in pointers.
+PLANNED = {
+    "sbtrain_stickbreaking": (
+        "heads", "kv_heads", "head_dim", "tokens", "sequences", "max_seqlen", "scale", "attend_current", "remainder",
+        "skip_epsilon"
+    ),
+    "sbtrain_softmax": ("heads", "kv_heads", "head_dim", "tokens", "sequences", "max_seqlen", "scale", "bias", "window"),
+    "sbtrain_decode": (
+        "heads", "kv_heads", "head_dim", "batch", "capacity", "scale", "attend_current", "remainder", "skip_epsilon",
+        "bias", "window"
+    ),
+}
+
+
 @functools.lru_cache(maxsize=1024)
-def plan(kind, backward, device, has_cu_seqlens, has_gate, **fields):
-    """A struct without its pointers, and the bytes of workspace that a call takes."""
-    x = kernels.STRUCTS[kind](device=device, **fields)
+def plan(kind, backward, device, has_cu_seqlens, has_gate, *values):
+    """A struct without its pointers, and the bytes of workspace that a call takes. `values` are those of PLANNED: a
+    cache finds them faster without names."""
+    x = kernels.STRUCTS[kind](device=device, **dict(zip(PLANNED[kind], values)))
     if has_cu_seqlens:
         x.cu_seqlens = 16  # whether it is null is all that the workspace depends on
     if has_gate:
-        x.gate = 16
+        x.gate, x.gate_stride = 16, x.heads
+    for names, heads in ((("q", "o", "d_o", "dq"), x.heads), (("k", "v", "dk", "dv"), x.kv_heads)):
+        for rows in (getattr(x, name) for name in names if hasattr(x, name)):
+            rows.stride = heads * x.head_dim
     return x, kernels.workspace(kind.removeprefix("sbtrain_"), x, backward)
 
 
@@ -137,15 +157,11 @@ def say_cost(x, max_seqlen, size):
 
 def stick_call(backward, q, k, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon):
     """The struct of a call, with the pointers that both passes have but for q, k and v, and its bytes of workspace."""
-    heads, head_dim = q.shape[-2:]
-    tokens = q.shape[:-2].numel()
+    device, tokens, heads, head_dim = sizes(q)
     sequences, max_seqlen = documents(tokens, max_seqlen, cu_seqlens)
-    device = q.get_device()
     template, size = plan(
-        "sbtrain_stickbreaking", backward, device, cu_seqlens is not None, gate is not None, heads=heads,
-        kv_heads=k.shape[-2], head_dim=head_dim, tokens=tokens, sequences=sequences, max_seqlen=max_seqlen, scale=scale,
-        attend_current=int(attend_current), remainder=remainder, skip_epsilon=skip_epsilon,
-        gate_stride=heads if gate is not None else 0
+        "sbtrain_stickbreaking", backward, device, cu_seqlens is not None, gate is not None, heads, k.shape[-2], head_dim,
+        tokens, sequences, max_seqlen, scale, int(attend_current), remainder, skip_epsilon
     )
     x = started(template, device)
     x.cu_seqlens, x.gate, x.remainder_vector = pointer(cu_seqlens), pointer(gate), pointer(vector)
@@ -162,8 +178,8 @@ def stickbreaking_forward(
     x, size = stick_call(
         False, q, k, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon
     )
-    o, x.o = like(q)
-    q, k, v = read(x, q, k, v)
+    o = like(x.o, q)
+    q, k, v = give(x.q, q), give(x.k, k), give(x.v, v)
     log2_rem = torch.empty(x.heads, x.tokens, dtype=torch.float32, device=device)
     stop = torch.empty(x.heads, x.tokens, dtype=torch.int32, device=device)
     x.log2_remainder, x.stop = log2_rem.data_ptr(), stop.data_ptr()
@@ -184,11 +200,8 @@ def stickbreaking_backward(
     x, size = stick_call(
         True, q, k, cu_seqlens, gate, vector, max_seqlen, scale, attend_current, remainder, skip_epsilon
     )
-    dq, x.dq = like(q)
-    dk, x.dk = like(k)
-    dv, x.dv = like(v)
-    d_o, x.d_o = readable(d_o)
-    q, k, v = read(x, q, k, v)
+    dq, dk, dv = like(x.dq, q), like(x.dk, k), like(x.dv, v)
+    d_o, q, k, v = give(x.d_o, d_o), give(x.q, q), give(x.k, k), give(x.v, v)
     x.log2_remainder, x.stop = log2_rem.data_ptr(), stop.data_ptr()
     if d_rem is not None:
         d_rem = d_rem.float().reshape(x.tokens, x.heads).t().contiguous()
@@ -213,13 +226,11 @@ def fire_pointers(parameters):
 
 
 def softmax_call(backward, q, k, cu_seqlens, bias, max_seqlen, scale, window):
-    heads, head_dim = q.shape[-2:]
-    tokens = q.shape[:-2].numel()
+    device, tokens, heads, head_dim = sizes(q)
     sequences, max_seqlen = documents(tokens, max_seqlen, cu_seqlens)
-    device = q.get_device()
     template, size = plan(
-        "sbtrain_softmax", backward, device, cu_seqlens is not None, False, heads=heads, kv_heads=k.shape[-2],
-        head_dim=head_dim, tokens=tokens, sequences=sequences, max_seqlen=max_seqlen, scale=scale, bias=bias, window=window
+        "sbtrain_softmax", backward, device, cu_seqlens is not None, False, heads, k.shape[-2], head_dim, tokens, sequences,
+        max_seqlen, scale, bias, window
     )
     x = started(template, device)
     x.cu_seqlens = pointer(cu_seqlens)
@@ -228,31 +239,33 @@ def softmax_call(backward, q, k, cu_seqlens, bias, max_seqlen, scale, window):
 
 def softmax_forward(q, k, v, cu_seqlens, fire, bias, max_seqlen, scale, window):
     dtype, device = q.dtype, q.device
-    q, k, v, *fire = brain(q, k, v, *fire)
-    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in fire]
+    if dtype != torch.bfloat16:
+        q, k, v = brain(q, k, v)
+    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in brain(*fire)]
     x, size = softmax_call(False, q, k, cu_seqlens, bias, max_seqlen, scale, window)
-    o, x.o = like(q)
-    q, k, v = read(x, q, k, v)
+    o = like(x.o, q)
+    q, k, v = give(x.q, q), give(x.k, k), give(x.v, v)
     lse = torch.empty(x.heads, x.tokens, dtype=torch.float32, device=device)
-    x.lse, x.fire = lse.data_ptr(), fire_pointers(fire)
+    x.lse = lse.data_ptr()
+    if fire:
+        x.fire = fire_pointers(fire)
     run("sbtrain_softmax_forward", x, size, device)
     return *as_type(dtype, o), lse
 
 
 def softmax_backward(d_o, q, k, v, o, lse, cu_seqlens, fire, bias, max_seqlen, scale, window):
     dtype, device = q.dtype, q.device
-    d_o, q, k, v, o, *fire = brain(d_o, q, k, v, o, *fire)
-    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in fire]
+    if dtype != torch.bfloat16:
+        d_o, q, k, v, o = brain(d_o, q, k, v, o)
+    cu_seqlens, fire = dense(cu_seqlens), [dense(x) for x in brain(*fire)]
     x, size = softmax_call(True, q, k, cu_seqlens, bias, max_seqlen, scale, window)
-    dq, x.dq = like(q)
-    dk, x.dk = like(k)
-    dv, x.dv = like(v)
-    d_o, x.d_o = readable(d_o)
-    q, k, v = read(x, q, k, v)
-    o, x.o = readable(o)
+    dq, dk, dv = like(x.dq, q), like(x.dk, k), like(x.dv, v)
+    d_o, q, k, v = give(x.d_o, d_o), give(x.q, q), give(x.k, k), give(x.v, v)
+    o = give(x.o, o)
     gradients = [torch.empty(p.shape, dtype=torch.float32, device=device) for p in fire[:5]]
-    x.lse, x.fire = lse.data_ptr(), fire_pointers(fire)
-    x.d_fire = kernels.FireGradients(*(p.data_ptr() for p in gradients))
+    x.lse = lse.data_ptr()
+    if fire:
+        x.fire, x.d_fire = fire_pointers(fire), kernels.FireGradients(*(p.data_ptr() for p in gradients))
     run("sbtrain_softmax_backward", x, size, device)
     return [*as_type(dtype, dq, dk, dv), *gradients]
 
@@ -260,23 +273,29 @@ def softmax_backward(d_o, q, k, v, o, lse, cu_seqlens, fire, bias, max_seqlen, s
 # ---- Decoding ---------------------------------------------------------------------------------------------------
 
 
-def decode(name, q, k_cache, v_cache, lengths, vector=None, gate_cache=None, fire=(), **options):
+def decode(
+    name, q, k_cache, v_cache, lengths, vector=None, gate_cache=None, fire=(), *, scale, attend_current=0, remainder=0,
+    skip_epsilon=0.0, bias=0, window=0
+):
     """q [B, H, d], caches [B, C, G, d]."""
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("decode: k_cache and v_cache have to be contiguous; they are not copied")
-    dtype, shape, device = q.dtype, q.shape, q.device
+    dtype, device = q.dtype, q.get_device()
+    batch, heads, head_dim = q.shape
     q, vector, *fire = brain(q, vector, *fire)
     lengths, gate_cache, vector, fire = dense(lengths), dense(gate_cache), dense(vector), [dense(p) for p in fire]
     template, size = plan(
-        "sbtrain_decode", None, q.get_device(), False, False, heads=shape[1], kv_heads=k_cache.shape[2], head_dim=shape[2],
-        batch=shape[0], capacity=k_cache.shape[1], **options
+        "sbtrain_decode", None, device, False, False, heads, k_cache.shape[2], head_dim, batch, k_cache.shape[1], scale,
+        attend_current, remainder, skip_epsilon, bias, window
     )
-    x = started(template, q.get_device())
-    o, x.o = like(q)
-    q, x.q = readable(q)
+    x = started(template, device)
+    o = like(x.o, q)
+    q = give(x.q, q)
     x.k_cache, x.v_cache, x.lengths = k_cache.data_ptr(), v_cache.data_ptr(), lengths.data_ptr()
-    x.gate_cache, x.remainder_vector, x.fire = pointer(gate_cache), pointer(vector), fire_pointers(fire)
-    run(name, x, size, device)
+    x.gate_cache, x.remainder_vector = pointer(gate_cache), pointer(vector)
+    if fire:
+        x.fire = fire_pointers(fire)
+    run(name, x, size, q.device)
     return o.to(dtype)
 
 

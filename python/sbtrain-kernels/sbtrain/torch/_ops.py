@@ -7,7 +7,10 @@ max_seqlen 0: not known. log2_rem [H, T] and stop [H, T] are what the backward p
 and v, and behind them those of the gate and of the remainder's vector where there are such.
 
 torch.library.custom_op would do the same in fewer lines and takes about 30 us of the host more for each pass: what it
-wraps around a kernel and around autograd looks at every argument several times.
+wraps around a kernel and around autograd looks at every argument several times. For the same reason there are two ways to
+call an op. `stickbreaking_forward` is the op itself, which every call through torch's dispatcher reaches.
+`call_stickbreaking_forward` begins where the dispatcher would arrive first, at the op's implementation for autograd, and
+so goes through the dispatcher once rather than twice.
 """
 import torch
 
@@ -31,24 +34,42 @@ def define(name, arguments, returns, fake):
     return getattr(torch.ops.sbtrain, name).default
 
 
+def comes_before_autograd(inputs):
+    """Whether there is something that has to see an op before autograd does: torch.compile and torch.export, functions
+    that are transformed (torch.func), modes and tensors with a __torch_function__."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch.overrides.has_torch_function(inputs)
+    )
+
+
 def differentiate(name, op, function, inputs_of=lambda inputs: inputs):
     """Makes `function`, an autograd.Function, what autograd does with an op. inputs_of gives its inputs from the op's,
-    with lists of tensors taken apart: autograd looks into none."""
+    with lists of tensors taken apart: autograd looks into none. What are no tensors may stand in one tuple.
+
+    Returns a function that calls the op with fewer steps in eager code."""
     returns_list = op._schema.returns[0].type.kind() == "ListType"
 
     def autograd(*inputs):
-        flat = inputs_of(inputs)
-        if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in flat):
-            output = function.apply(*flat)
-            return list(output) if returns_list else output
+        if torch.is_grad_enabled():
+            flat = inputs_of(inputs)
+            for x in flat:
+                if isinstance(x, torch.Tensor) and x.requires_grad:
+                    output = function.apply(*flat)
+                    return list(output) if returns_list else output
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
 
+    def call(*inputs):
+        return op(*inputs) if comes_before_autograd(inputs) else autograd(*inputs)
+
     LIBRARY.impl(name, autograd, "Autograd")
+    return call
 
 
 def refuse_gradients(name, op, why):
-    """Makes a backward pass through an op an error that says why."""
+    """Makes a backward pass through an op an error that says why. Returns what differentiate() does."""
 
     class Undifferentiable(torch.autograd.Function):
         @staticmethod
@@ -61,7 +82,7 @@ def refuse_gradients(name, op, why):
         def backward(ctx, *_):
             raise RuntimeError(f"sbtrain::{name} has no gradients: {why}")
 
-    differentiate(name, op, Undifferentiable)
+    return differentiate(name, op, Undifferentiable)
 
 
 # ---- Stick-breaking ---------------------------------------------------------------------------------------------
@@ -104,29 +125,34 @@ stickbreaking_backward = define(
 class StickBreaking(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
+        *tensors, options = inputs
         with torch._C._AutoDispatchBelowAutograd():
-            output = stickbreaking_forward(*inputs)
+            output = stickbreaking_forward(*tensors, *options)
         ctx.set_materialize_grads(False)  # a remainder that nobody uses costs nothing
         ctx.mark_non_differentiable(*output[2:])
-        ctx.save_for_backward(*inputs[:6], *output[2:])
-        ctx.options = inputs[6:]
+        ctx.save_for_backward(*tensors, *output[2:])
+        ctx.options = options
         return output
 
     @staticmethod
     def backward(ctx, d_o, d_rem, *_):
         q, _, _, _, gate, vector, *_ = saved = ctx.saved_tensors
         if d_o is None and d_rem is None:
-            return (None,) * 11
+            return (None,) * 7
         if d_o is None:
             d_o = torch.zeros_like(q)
-        dq, dk, dv, *others = stickbreaking_backward(d_o, d_rem, *saved, *ctx.options)
+        dq, dk, dv, *others = call_stickbreaking_backward(d_o, d_rem, *saved, *ctx.options)
         d_gate = others.pop(0).to(gate.dtype) if gate is not None else None
         d_vector = others.pop().to(vector.dtype) if vector is not None else None
-        return dq, dk, dv, None, d_gate, d_vector, None, None, None, None, None
+        return dq, dk, dv, None, d_gate, d_vector, None
 
 
-differentiate("stickbreaking_forward", stickbreaking_forward, StickBreaking)
-refuse_gradients("stickbreaking_backward", stickbreaking_backward, "gradients of gradients are not there")
+call_stickbreaking_forward = differentiate(
+    "stickbreaking_forward", stickbreaking_forward, StickBreaking, lambda x: (*x[:6], x[6:])
+)
+call_stickbreaking_backward = refuse_gradients(
+    "stickbreaking_backward", stickbreaking_backward, "gradients of gradients are not there"
+)
 
 
 # ---- Softmax ----------------------------------------------------------------------------------------------------
@@ -170,15 +196,17 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_o, _):
         q, k, v, o, lse, cu_seqlens, *fire = ctx.saved_tensors
-        dq, dk, dv, *d_fire = softmax_backward(d_o, q, k, v, o, lse, cu_seqlens, fire, *ctx.options)
+        dq, dk, dv, *d_fire = call_softmax_backward(d_o, q, k, v, o, lse, cu_seqlens, fire, *ctx.options)
         d_fire = [d.to(x.dtype) for d, x in zip(d_fire, fire)]
         if fire:
             d_fire.append(torch.zeros_like(fire[5]))  # b2 shifts all logits of a query alike
         return dq, dk, dv, None, None, None, None, None, *d_fire
 
 
-differentiate("softmax_forward", softmax_forward, Softmax, lambda x: (*x[:4], *x[5:], *x[4]))
-refuse_gradients("softmax_backward", softmax_backward, "gradients of gradients are not there")
+call_softmax_forward = differentiate(
+    "softmax_forward", softmax_forward, Softmax, lambda x: (*x[:4], *x[5:], *x[4])
+)
+call_softmax_backward = refuse_gradients("softmax_backward", softmax_backward, "gradients of gradients are not there")
 
 
 # ---- Decoding: without gradients --------------------------------------------------------------------------------
@@ -201,5 +229,7 @@ softmax_decode = define(
     "Tensor",
     _decode_fake,
 )
-for name, op in (("stickbreaking_decode", stickbreaking_decode), ("softmax_decode", softmax_decode)):
+call_stickbreaking_decode, call_softmax_decode = (
     refuse_gradients(name, op, "it is for generation; train with attention over documents")
+    for name, op in (("stickbreaking_decode", stickbreaking_decode), ("softmax_decode", softmax_decode))
+)
