@@ -261,7 +261,8 @@ def measure(config, arguments):
         stickbreaking = choose_stickbreaking(arguments.stickbreaking)
 
     torch.manual_seed(1)
-    network = Llama(model, length, stickbreaking)
+    with torch.device(arguments.device):  # a CPU would take long for a billion random numbers
+        network = Llama(model, length, stickbreaking)
     if arguments.bf16_parameters:
         cos, sin = network.cos, network.sin
         network = network.to(torch.bfloat16)

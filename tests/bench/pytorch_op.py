@@ -1,33 +1,41 @@
 #!/usr/bin/env python3
 """Times sbtrain's op in PyTorch on a GPU, beside the Triton kernels of flash-linear-attention and of the authors.
 
-    pytorch_op.py [--names sbtrain,fla,authors] [--parts kernels,overhead,model,compiled] [--limit SECONDS]
+    pytorch_op.py [--names sbtrain,fla,authors] [--parts kernels,overhead,model,compiled] [--limit SECONDS] [--total SECONDS]
                   [--head-dims 64,128] [--lengths 2048,4096,16384] [--tokens 32768] [--width 1536] [--batch 4] [--steps 10]
                   [--stickbreaking FOLDER] [--json] [--device cpu]
 
 kernels   forward and backward pass on the same random numbers; TFLOP/s count 4 d L^2 / 2 for each head and sequence
           forward, 2.5 times that backward. Random logits use sticks up soon, so sbtrain's skipping is off.
 overhead  microseconds that the host takes for a call, forward and with its backward pass, on a pack so small that the GPU
-          does not matter; of these the library behind the op; and of a step that is replayed as a CUDA graph.
+          does not matter; of these the library behind the op; of a step that is replayed as a CUDA graph, for the host and
+          for the GPU; and of the step of an op that computes nothing, which is torch's own time.
+          (pytorch_op_host.py measures Python's and torch's part without a GPU.)
 model     tokens per second of a step (forward, backward, no optimizer) of flash-linear-attention's
           StickBreakingAttentionForCausalLM in the shape of configs/1b_sb.yaml. sbtrain: after patch(), without skipping
           and, as "skipping", as patch() leaves it.
 compiled  tokens per second of a step of the same shape in PyTorch as a careful user would write it (pytorch_gpu.py).
 
-Each name runs in a process of its own, whose rows are shown as they come and which ends after --limit seconds (150):
-Triton compiles and tries 27 variants of flash-linear-attention's kernels first, here in several processes at once. At the
-end stands one table. The authors' kernels are the package `stickbreaking_attention`, installed or in FOLDER (default:
-$STICKBREAKING_ATTENTION); it is in no registry of packages.
+Rows are shown as they come, and at the end one table. Each name runs in a process of its own. A part that fails or that
+takes longer than --limit seconds (120) ends it, and a new process goes on with the next part; after --total seconds (290)
+everything ends with what there is. Triton compiles and tries 27 variants of flash-linear-attention's kernels first, here
+in several processes at once. Packages: flash-linear-attention's ops are in `fla-core` (with `einops`), its models in
+`flash-linear-attention` (with `transformers`). The authors' kernels are the package `stickbreaking_attention`, installed
+or in FOLDER (default: $STICKBREAKING_ATTENTION); it is in no registry of packages.
 
 SBTRAIN_ATTENTION_LIBRARY names the library where the wheel sbtrain-kernels is not installed. What is not installed is left
-out with a message. --device cpu runs the code on tiny shapes, as a check. Exit status 77: no PyTorch or no GPU.
+out with a message. --device cpu runs the code on tiny shapes, as a check. Exit status 1: a part failed or ran out of time;
+77: no PyTorch or no GPU.
 """
 import argparse
+import contextlib
 import functools
 import gc
+import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -44,6 +52,7 @@ from sbtrain import kernels as library  # noqa: E402
 from sbtrain.torch import stickbreaking_attention  # noqa: E402
 
 NAMES = ("sbtrain", "fla", "authors")
+PACKAGES = {"fla": "fla", "authors": "stickbreaking_attention"}
 COLD_BYTES = 256 << 20
 MODEL_1B = {
     "hidden_size": 1536, "num_hidden_layers": 40, "num_heads": 24, "intermediate_size": 4096, "vocab_size": 49152,
@@ -126,7 +135,7 @@ def warm_up(arguments):
     than half of the limit is left to the timed process."""
     begin = time.perf_counter()
     count = max(len(kernel.configs) for kernel in autotuners())
-    command = own_command(arguments, "fla")
+    command = own_command(arguments, "fla", arguments.parts)
     children = [
         subprocess.Popen([*command, "--compile-variant", str(n)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for n in range(count)
@@ -227,6 +236,19 @@ def library_seconds(call, repeats=200):
     return spent[0] / repeats
 
 
+class Nothing(torch.autograd.Function):
+    """An op that computes nothing: the time of its step is torch's own."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return torch.empty_like(q)
+
+    @staticmethod
+    def backward(ctx, d_o):
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
+
+
 def overhead(name, arguments):
     function = attention_of(name, arguments)
     if function is None:
@@ -238,10 +260,11 @@ def overhead(name, arguments):
         with torch.no_grad():
             function(q, k, v)
 
-    def step():
+    def step(function=function):
         torch.autograd.grad(function(q, k, v), (q, k, v), d_o)
 
     row = {"part": "overhead", "name": name, "forward_us": 1e6 * host_seconds(forward), "step_us": 1e6 * host_seconds(step)}
+    row["torch_step_us"] = 1e6 * host_seconds(lambda: step(Nothing.apply))
     if name == "sbtrain" and arguments.device == "cuda":
         row["library_forward_us"] = 1e6 * library_seconds(forward)
         row["library_step_us"] = 1e6 * library_seconds(step)
@@ -250,6 +273,7 @@ def overhead(name, arguments):
         with torch.cuda.graph(graph):
             step()
         row["graph_us"] = 1e6 * host_seconds(graph.replay)
+        row["graph_gpu_us"] = 1e6 * time_calls([lambda: [graph.replay() for _ in range(20)]], 10) / 20
     yield row
 
 
@@ -262,7 +286,8 @@ def model(name, arguments):
     if arguments.device == "cpu":
         return say("model: its layers refuse to run without a GPU")
     Model, Config = classes
-    network = Model(Config(**MODEL_1B)).to(arguments.device, torch.bfloat16)
+    with torch.device(arguments.device):  # a billion random numbers take a CPU half a minute
+        network = Model(Config(**MODEL_1B)).to(torch.bfloat16)
     ids = torch.randint(MODEL_1B["vocab_size"], (arguments.batch, 4096), device=arguments.device)
 
     def step():
@@ -299,6 +324,8 @@ def compiled(name, arguments):
     )
     if not on_gpu and name != "sbtrain":
         return
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     result = pytorch_gpu.measure(CONFIG_1B if on_gpu else CONFIG_TINY, options)
     yield {
         "part": "compiled", "name": name, "tokens": result["tokens_per_step"], "step_ms": 1e3 * result["step_seconds"],
@@ -325,7 +352,8 @@ def cells(row):
         texts = {
             "forward_us": "host, forward (µs)", "step_us": "host, forward and backward (µs)",
             "library_forward_us": "of these in the library, forward (µs)", "library_step_us": "in the library, both (µs)",
-            "graph_us": "as a CUDA graph, both (µs)",
+            "torch_step_us": "an op that computes nothing, both (µs)", "graph_us": "replayed as a CUDA graph, both (µs)",
+            "graph_gpu_us": "the GPU's time for that (µs)",
         }
         return [(text, f"{row[key]:.1f}") for key, text in texts.items() if key in row]
     text = {"model": "flash-linear-attention's 1B model", "compiled": "compiled PyTorch model, 1B"}[row["part"]]
@@ -350,8 +378,8 @@ def table(rows):
 # ---- Processes --------------------------------------------------------------------------------------------------
 
 
-def own_command(arguments, name):
-    command = [sys.executable, __file__, "--json", "--names", name, "--parts", ",".join(arguments.parts)]
+def own_command(arguments, name, parts):
+    command = [sys.executable, __file__, "--child", "--json", "--names", name, "--parts", ",".join(parts)]
     for key in ("tokens", "width", "batch", "steps", "device", "stickbreaking", "limit"):
         command += [f"--{key}", str(getattr(arguments, key))]
     for key in ("head_dims", "lengths"):
@@ -359,33 +387,91 @@ def own_command(arguments, name):
     return command
 
 
-def rows_of_child(arguments, name):
-    """The rows of a process for one name, as they come, until it ends or its time is up."""
-    child = subprocess.Popen(own_command(arguments, name), stdout=subprocess.PIPE, text=True)
-    timer = threading.Timer(arguments.limit, child.kill)
-    timer.start()
-    try:
-        for line in child.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-    finally:
-        timer.cancel()
-        status = child.wait()
-    if status != 0:
-        why = f"was ended after {arguments.limit:.0f} s (--limit)" if status < 0 else f"failed with status {status}"
-        say(f"{name}: {why}; what it had not timed yet is missing")
+class Child:
+    """A process for some parts of one name, with a limit for each that `end`, the end of everything, may shorten."""
+
+    def __init__(self, arguments, name, parts, end):
+        self.limit, self.end, self.timer, self.late = arguments.limit, end, None, False
+        command = own_command(arguments, name, parts)
+        # A session of its own, so that the processes that compile for it end with it.
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.allow()
+
+    def allow(self):
+        """Begins the time of the next part."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = threading.Timer(max(0.0, min(self.limit, self.end - time.perf_counter())), self.stop)
+        self.timer.start()
+
+    def stop(self):
+        self.late = True
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def lines(self):
+        """What it prints in JSON, until it ends."""
+        try:
+            for line in self.process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            self.timer.cancel()
+            self.process.wait()
+
+
+def rows_of_children(name, arguments, failed, end):
+    """The rows of all parts for one name, as they come."""
+    package = PACKAGES.get(name)
+    if package is not None and importlib.util.find_spec(package) is None:
+        return say(f"{name}: left out, since the package {package} is not installed")
+    left = list(arguments.parts)
+    while left and time.perf_counter() < end:
+        child, part = Child(arguments, name, left, end), None
+        for line in child.lines():
+            if "begins" not in line:
+                yield line
+                continue
+            child.allow()
+            part = line["begins"]
+            left = left[left.index(part) + 1 :] if part in left else left
+        if child.process.returncode == 0:
+            return
+        if child.late:
+            say(f"{name}, {part or 'start'}: ended, its time was up")
+        elif child.process.returncode != 1:  # which says itself what has failed
+            say(f"{name}, {part or 'start'}: failed with status {child.process.returncode}")
+        failed.append(part)
+        if part is None:
+            return
+    if left:
+        say(f"{name}: no time was left for {', '.join(left)}")
+        failed.extend(left)
+
+
+def begin(part, arguments):
+    if arguments.child:
+        print(json.dumps({"begins": part}), flush=True)
 
 
 def rows_of(name, arguments, failed):
-    """The rows of all parts. The names of parts that fail go into `failed`."""
+    """The rows of all parts. The names of parts that fail go into `failed`; a child ends with the first one, since an
+    error of the GPU would stay with its process."""
     if name == "fla" and arguments.device == "cuda" and attention_of(name, arguments) is not None:
+        begin("warm-up", arguments)
         warm_up(arguments)
     for part in arguments.parts:
+        begin(part, arguments)
         try:
             yield from PARTS[part](name, arguments)
         except Exception as error:  # the other parts are worth their time
             say(f"{name}, {part}: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
             failed.append(part)
+            if arguments.child:
+                return
         gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
@@ -395,7 +481,8 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", default=",".join(NAMES))
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--limit", type=float, default=150, help="seconds for each name")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for each part of each name")
+    parser.add_argument("--total", type=float, default=290, help="seconds for everything")
     parser.add_argument("--head-dims", default="64,128")
     parser.add_argument("--lengths", default="2048,4096,16384")
     parser.add_argument("--tokens", type=int, default=32768)
@@ -406,6 +493,7 @@ def parse():
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", action="store_true", help="one JSON object a row, and no table")
     parser.add_argument("--compile-variant", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for key in ("head_dims", "lengths"):
         setattr(arguments, key, [int(x) for x in getattr(arguments, key).split(",")])
@@ -427,10 +515,11 @@ def main():
     if arguments.compile_variant is not None:
         compile_variant(arguments.compile_variant, arguments)
         return 0
-    rows, failed = [], []
+    rows, failed, end = [], [], time.perf_counter() + arguments.total
+    if arguments.stickbreaking:
+        sys.path.append(arguments.stickbreaking)
     for name in arguments.names:
-        alone = len(arguments.names) == 1
-        for row in rows_of(name, arguments, failed) if alone else rows_of_child(arguments, name):
+        for row in rows_of(name, arguments, failed) if arguments.child else rows_of_children(name, arguments, failed, end):
             rows.append(row)
             print(json.dumps(row) if arguments.json else show(row), flush=True)
     if rows and not arguments.json:

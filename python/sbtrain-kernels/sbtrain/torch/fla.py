@@ -79,12 +79,17 @@ def _replace(old, new):
 
 
 def patch():
-    """Replaces the function in all modules of flash-linear-attention, which has to be installed."""
+    """Replaces the function in all modules of flash-linear-attention. Its ops have to be installed (fla-core), layers and
+    models (flash-linear-attention) need not be."""
     global _original
     if _original is not None:
         return
     original = getattr(importlib.import_module("fla.ops.stickbreaking_attn"), FUNCTION)
-    importlib.import_module("fla.layers.stickbreaking_attn")
+    try:
+        importlib.import_module("fla.layers.stickbreaking_attn")
+    except ModuleNotFoundError as error:  # fla-core has the function without layers and models
+        if error.name not in ("fla.layers", "fla.layers.stickbreaking_attn"):
+            raise
     _original = original
     _replace(original, parallel_stickbreaking_attn)
 
