@@ -47,7 +47,10 @@ SLURM = "needs Slurm"
 LONG = "takes long on a CPU"
 BUILDS = "builds the program, and runs its tests"
 MQRAR = SMALL_TASK | {"SBTRAIN_TRAIN__SEQUENCE_LENGTH": "400"}  # 192 pairs and a query
-KERNELS = {"PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2] / "python/sbtrain-kernels")}
+# On a CPU, where the kernels' Python needs no library.
+KERNELS = {
+    "PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[2] / "python/sbtrain-kernels"), "CUDA_VISIBLE_DEVICES": ""
+}
 FEW_STEPS = '--train.batch=2 --train.micro_batch=2 "--stages.0.length=1 steps"'
 
 PAGES = {
