@@ -49,10 +49,21 @@ foreach(speed "" _cold)
                      LINK nlohmann_json::nlohmann_json OPTIONS ${sbtrain_options${speed}})
 endforeach()
 
-# sbtrain_library(name [COLD] SOURCES ... [JSON ...] LINK ...). JSON are the sources that include nlohmann/json.hpp. A
-# COLD library reads, prints and waits rather than computes: -O1 compiles it in a fifth less time.
+# A file costs what it includes and instantiates more than what it says, so up to four files of a target are compiled
+# together, in half the time, and one of them that changes costs no more than those four. Names in their unnamed
+# namespaces must differ, or stand in a namespace of the file. A file with options or definitions of its own is compiled
+# by itself, as is one with the property SKIP_UNITY_BUILD_INCLUSION, and each where headers are not precompiled.
+function(sbtrain_compile_together target)
+  if(NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+  endif()
+endfunction()
+
+# sbtrain_library(name [COLD] [APART] SOURCES ... [JSON ...] LINK ...). JSON are the sources that include
+# nlohmann/json.hpp. A COLD library reads, prints and waits rather than computes: -O1 compiles it in a fifth less time.
+# The files of one that is APART are alike, and use the same names each for itself: they are not compiled together.
 function(sbtrain_library name)
-  cmake_parse_arguments(ARG "COLD" "" "SOURCES;JSON;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "COLD;APART" "" "SOURCES;JSON;LINK" ${ARGN})
   set(speed "")
   if(ARG_COLD)
     set(speed _cold)
@@ -70,6 +81,9 @@ function(sbtrain_library name)
   foreach(part ${parts})
     target_link_libraries(${part} PUBLIC sbtrain_options ${ARG_LINK})
     target_compile_options(${part} PRIVATE ${sbtrain_options${speed}})
+    if(NOT ARG_APART)
+      sbtrain_compile_together(${part})
+    endif()
   endforeach()
 endfunction()
 
@@ -86,15 +100,12 @@ if(SBTRAIN_TESTS AND NOT SBTRAIN_SANITIZE)
   endforeach()
 endif()
 
-# sbtrain_test(name [SERIAL] [WHOLE] [JSON | COMPUTES] LABELS ... SOURCES ... LINK ...) adds one GoogleTest program with
+# sbtrain_test(name [SERIAL] [WHOLE] [APART] [JSON | COMPUTES] LABELS ... SOURCES ... LINK ...) adds one GoogleTest program with
 # one CTest entry per test, or with WHOLE one entry for all of them, which then share what they set up. With SERIAL no
 # other test runs at the same time; with JSON most sources include nlohmann/json.hpp; with COMPUTES the tests run for
-# longer than they compile (tests/CMakeLists.txt). A test file costs what it includes and instantiates more than what it
-# says, so up to four files of a program are compiled together, and one of them that changes costs no more than those
-# four. Names in their unnamed namespaces must differ, or stand in a namespace of the file. Where headers are not
-# precompiled, each file is compiled by itself.
+# longer than they compile (tests/CMakeLists.txt). Files are compiled together unless the program is APART.
 function(sbtrain_test name)
-  cmake_parse_arguments(ARG "SERIAL;WHOLE;JSON;COMPUTES" "" "LABELS;SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(ARG "SERIAL;WHOLE;APART;JSON;COMPUTES" "" "LABELS;SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE tests_process ${ARG_LINK} GTest::gtest_main)
   target_link_options(${name} PRIVATE ${fast_linker})
@@ -107,8 +118,8 @@ function(sbtrain_test name)
   else()
     target_precompile_headers(${name} REUSE_FROM sbtrain_tests_precompiled)
   endif()
-  if(NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+  if(NOT ARG_APART)
+    sbtrain_compile_together(${name})
   endif()
   if(ARG_WHOLE)
     add_test(NAME ${name} COMMAND ${name})

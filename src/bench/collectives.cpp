@@ -13,12 +13,12 @@
 namespace sbtrain {
 namespace {
 
-struct Case {
+struct CollectiveCase {
   Collective collective;
   DType dtype;
 };
 // What training moves: weights in the compute type, gradients in f32 or bf16.
-constexpr Case kCases[] = {
+constexpr CollectiveCase kCases[] = {
     {Collective::kAllGather, DType::kBF16},     {Collective::kReduceScatter, DType::kF32},
     {Collective::kReduceScatter, DType::kBF16}, {Collective::kAllToAll, DType::kF32},
     {Collective::kAllReduce, DType::kF32},      {Collective::kBroadcast, DType::kBF16}};
@@ -47,7 +47,7 @@ class CollectivesBench {
     for (const Setting& setting : settings()) {
       const auto ranks = make_communicator(control_, backend_, setting.options);
       for (const int64_t mebibytes : options_.mebibytes) {
-        for (const Case& c : kCases) {
+        for (const CollectiveCase& c : kCases) {
           // The copy engines do nothing but copy.
           const bool copies =
               c.collective == Collective::kAllGather || c.collective == Collective::kAllToAll;
@@ -107,7 +107,7 @@ class CollectivesBench {
     return {calls.begin() + kFirst, calls.end()};
   }
 
-  CollectivesBenchRow row(Communicator& ranks, const Setting& setting, const Case& c,
+  CollectivesBenchRow row(Communicator& ranks, const Setting& setting, const CollectiveCase& c,
                           int64_t bytes) {
     const int W = ranks.world();
     const auto size = static_cast<int64_t>(dtype_size(c.dtype));

@@ -19,10 +19,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 class DecodeBench {
  public:
   DecodeBench(const Transformer& model, ParamAccess& params, Stream& s,

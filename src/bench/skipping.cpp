@@ -220,7 +220,7 @@ class SkippingBench {
       const Clock::time_point start = Clock::now();
       call(n);
       ops::run(s_, ops::Synchronize{});
-      seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+      seconds.push_back(seconds_since(start));
     }
     return median(std::move(seconds));
   }

@@ -32,10 +32,6 @@ constexpr double kPeakFlops = 989e12;
 
 constexpr int64_t kProfiledSteps = 8;  // at most
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 PackedBatch random_batch(const Config& config, int64_t index) {
   const int64_t L = config.train.sequence_length;
   const int64_t T = L * config.train.micro_batch;

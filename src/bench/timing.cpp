@@ -34,6 +34,10 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 void require_sizes(Backend backend, int64_t host_bytes, std::array<int64_t, 2> activations,
                    std::array<int64_t, 2> weights) {
   MemoryReport host;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <functional>
 #include <string_view>
 #include <vector>
@@ -12,6 +13,8 @@ namespace sbtrain {
 
 // The median; of an even number, the upper one.
 double median(std::vector<double> values);
+
+double seconds_since(std::chrono::steady_clock::time_point start);
 
 // Makes tensors on the stream's device. Normal numbers repeat a sequence of about a million, which
 // each tensor begins at another place.

@@ -22,7 +22,7 @@ constexpr std::string_view kTrailerOpen = ",\n\"sha256\": \"";
 constexpr std::string_view kTrailerClose = "\"\n}\n";
 constexpr size_t kDigits = 64;
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
-constexpr int kMaxDepth = 8;  // more than a manifest has
+constexpr int kManifestDepth = 8;  // more than a manifest has
 
 std::string json_text(const std::string& text) {
   return json(text).dump();
@@ -143,7 +143,7 @@ std::string format_manifest_file(const ManifestFile& file) {
 
 ManifestFile parse_manifest_file(std::string_view text, const std::string& file) {
   try {
-    return file_from(parse_strict(text, file, kMaxDepth), kCheckpointVersion, file);
+    return file_from(parse_strict(text, file, kManifestDepth), kCheckpointVersion, file);
   } catch (const json::exception& e) {
     fail(ExitCode::kNoCheckpoint, "{}: {}", file, e.what());
   }
@@ -166,7 +166,7 @@ std::string format_manifest(const Manifest& manifest) {
 Manifest parse_manifest(std::string_view text, const std::string& file) {
   check_digest(text, file);
   try {
-    const json value = parse_strict(text, file, kMaxDepth);
+    const json value = parse_strict(text, file, kManifestDepth);
     if (value.at("format") != kFormat) {
       fail(ExitCode::kNoCheckpoint, "{}: not an sbtrain checkpoint", file);
     }

@@ -22,7 +22,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
 constexpr uint64_t kLengthBytes = 8;
-constexpr int kMaxDepth = 3;  // file object, tensor object, array
+constexpr int kHeaderDepth = 3;  // file object, tensor object, array
 constexpr const char* kMetadata = "__metadata__";
 
 struct DTypeInfo {
@@ -210,7 +210,7 @@ SafetensorsReader::SafetensorsReader(std::filesystem::path path)
   input.read(kLengthBytes, text.data(), length);
   data_offset_ = kLengthBytes + length;
 
-  parse_members(text, file + ": the header", kMaxDepth,
+  parse_members(text, file + ": the header", kHeaderDepth,
                 [&](const std::string& name, const json& value) {
                   if (name == kMetadata) {
                     read_metadata(value);

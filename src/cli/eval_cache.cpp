@@ -22,7 +22,6 @@ namespace {
 
 // That windows which are continued token by token may take.
 constexpr std::chrono::hours kLongWindows{4};
-constexpr int64_t kMostSlots = 64;  // with the same bits (serve/decode_batch.h)
 
 // The bytes of all keys of `tokens` tokens, and how many they are, in the layers with gates.
 CacheUse use_of_all(const Transformer& model, const Memory& memory, int64_t tokens) {

@@ -8,12 +8,12 @@
 
 #include "cli/eval_results.h"
 #include "cli/options.h"
+#include "serve/decode_batch.h"
 #include "serve/generate.h"
 
 namespace sbtrain {
 namespace {
 
-constexpr int64_t kMostSlots = 64;  // with the same bits (serve/decode_batch.h)
 // What a prompt may take beyond the deadline for progress, on the CPU above all.
 constexpr std::chrono::minutes kLongPrompt{30};
 

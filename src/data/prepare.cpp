@@ -37,7 +37,7 @@ struct Unencoded {
 };
 
 // Consecutive documents or parts of documents, in the order of the input.
-struct Task {
+struct EncodeTask {
   int64_t number = 0;
   int64_t bytes = 0;     // of the documents
   int64_t position = 0;  // in the input, after them
@@ -128,7 +128,7 @@ class Encoder {
   Encoder(const Tokenizer* tokenizer, const StoreInfo& format, bool skip_bad_records)
       : tokenizer_(tokenizer), format_(format), skip_bad_records_(skip_bad_records) {}
 
-  Encoded encode(Task task) const {
+  Encoded encode(EncodeTask task) const {
     Encoded result;
     result.bytes = task.bytes;
     result.position = task.position;
@@ -283,7 +283,7 @@ class EncodingPipeline {
     DocumentReader reader(input_, tokenizer_);
     bool more = true;
     for (int64_t number = 0; more; ++number) {
-      Task task{.number = number, .documents = {}};
+      EncodeTask task{.number = number, .documents = {}};
       Unencoded document;
       // Documents without text take memory as well.
       size_t memory = 0;
@@ -299,7 +299,7 @@ class EncodingPipeline {
   }
 
   // Waits for room; returns false if the pipeline stops. `more`: this is not the last task.
-  bool hand_over(Task task, bool more) {
+  bool hand_over(EncodeTask task, bool more) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] {
       const bool few = task.number - taken_ < limit_;
@@ -322,7 +322,7 @@ class EncodingPipeline {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return stop_ || !waiting_.empty() || tasks_ >= 0; });
       if (stop_ || waiting_.empty()) return;
-      Task task = std::move(waiting_.front());
+      EncodeTask task = std::move(waiting_.front());
       waiting_.pop_front();
       lock.unlock();
       const int64_t number = task.number;
@@ -341,7 +341,7 @@ class EncodingPipeline {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Task> waiting_;
+  std::deque<EncodeTask> waiting_;
   std::map<int64_t, Encoded> done_;
   int64_t taken_ = 0;
   int64_t waiting_bytes_ = 0;  // of tasks read and not taken yet

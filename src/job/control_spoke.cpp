@@ -20,8 +20,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kConnectPatience{5};
 // Rank 0 answers at once; what accepts a connection and says nothing is another program.
 constexpr std::chrono::seconds kGreetPatience{30};
-constexpr std::chrono::seconds kFarewell{5};
-constexpr size_t kMargin = size_t{1} << 20;  // for what a message holds besides the texts
+constexpr std::chrono::seconds kEndPatience{5};
+constexpr size_t kResultMargin = size_t{1} << 20;  // for what a message holds besides the texts
 // How long a rank that is asked to stop tries to tell rank 0, which may be about to listen.
 constexpr std::chrono::seconds kStopPatience{5};
 constexpr const char* kStoppedEarly =
@@ -29,7 +29,7 @@ constexpr const char* kStoppedEarly =
 constexpr std::chrono::milliseconds kFirstPause{20};
 constexpr std::chrono::milliseconds kLongestPause{1000};
 
-double seconds(std::chrono::milliseconds t) {
+double in_seconds(std::chrono::milliseconds t) {
   return static_cast<double>(t.count()) / 1000;
 }
 
@@ -62,7 +62,7 @@ bool SpokeControl::join() {
       socket = connect_to(launch_.address, launch_.port, kConnectPatience, problem);
     }
     if (socket.get() >= 0) {
-      connection_ = std::make_unique<Connection>(std::move(socket), kLargestResult + kMargin);
+      connection_ = std::make_unique<Connection>(std::move(socket), kLargestResult + kResultMargin);
       if (greet(deadline, problem)) return true;
       connection_.reset();
       if (failure()) return false;
@@ -83,7 +83,7 @@ bool SpokeControl::join() {
   note_failure({.message = fmt::format("rank {} could not reach rank 0 at {} within {} s: {}; see "
                                        "whether rank 0 has started, and that MASTER_ADDR and "
                                        "MASTER_PORT name its machine and a port open to this one",
-                                       rank_, root_, seconds(deadlines_.rendezvous), problem)},
+                                       rank_, root_, in_seconds(deadlines_.rendezvous), problem)},
                /*shows=*/true);
   return false;
 }
@@ -195,7 +195,7 @@ void SpokeControl::turn() {
   if (!open) return lose("its connection has closed");
   if (now() - heard_ > deadlines_.progress) {
     lose(fmt::format("no answer for {} s: stopped, or not to be reached",
-                     seconds(deadlines_.progress)));
+                     in_seconds(deadlines_.progress)));
   }
 }
 
@@ -238,7 +238,7 @@ void SpokeControl::await_end() {
 // closes. After a failure it goes when rank 0 has ended, unless that takes long: some launchers end
 // all ranks as soon as one has ended, and rank 0 has to show why.
 void SpokeControl::close() {
-  const Clock::time_point deadline = Clock::now() + kFarewell;
+  const Clock::time_point deadline = Clock::now() + kEndPatience;
   while (failed_ && connection_ && Clock::now() < deadline) {
     pollfd ready{connection_->fd(), POLLIN, 0};
     ::poll(&ready, 1, static_cast<int>(interval().count()));

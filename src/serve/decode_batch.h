@@ -25,8 +25,10 @@ struct DecodeOptions {
   KeyDropping dropping{};
 };
 
+constexpr int64_t kMostSlots = 64;  // with the same bits (ops/cpu/blas.h, kernels/skinny_gemm.h)
+
 // The logits of a sequence do not depend on the other sequences, nor on its slot: they have the
-// same bits as if it ran alone, for up to 64 slots (ops/cpu/blas.h, kernels/skinny_gemm.h).
+// same bits as if it ran alone, for up to kMostSlots slots.
 class DecodeBatch {
  public:
   // Allocates the cache: `slots` sequences of at most `capacity` tokens each.

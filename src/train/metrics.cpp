@@ -24,7 +24,7 @@ namespace sbtrain {
 
 namespace {
 
-double unix_time() {
+double wall_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
@@ -307,7 +307,7 @@ void Metrics::validation(int64_t step, const ValidationMetrics& result) {
 }
 
 void Metrics::record(int64_t step, std::vector<Metric> values) {
-  if (impl_) impl_->files.push({step, unix_time(), std::move(values)});
+  if (impl_) impl_->files.push({step, wall_time(), std::move(values)});
 }
 
 double Metrics::seconds() const {

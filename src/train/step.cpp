@@ -39,7 +39,14 @@ int64_t input_arrays(bool shared, ContextLayout layout) {
   return layout == ContextLayout::kFolded ? kCuSeqlensOfSecondChunk + 1 : kCuSeqlensOfSecondChunk;
 }
 
-enum ValidationSum : uint8_t { kLoss, kHits, kTargets, kBytes, kStop, kValidationSums };
+enum ValidationSum : uint8_t {
+  kValidationLoss,
+  kValidationHits,
+  kValidationTargets,
+  kValidationBytes,
+  kValidationStop,
+  kValidationSums
+};
 
 // The part of a step's numbers that the ranks contribute to.
 Tensor summed(const Tensor& stats) {
@@ -334,27 +341,28 @@ void TrainStep::add_validation(const BatchTensors& batch) {
   const ProgramScope scope(stream_.memory(), "validation");
   model_.evaluate(stream_, params_, batch, loss_T_, hits_T_);
   const auto sum = [&](int64_t i) { return validation_sums_.tensor().row_range(i, 1); };
-  ops::run(stream_, ops::AddSum{.y_1 = sum(kLoss), .x = loss_T_});
-  ops::run(stream_, ops::AddSum{.y_1 = sum(kHits), .x = hits_T_});
+  ops::run(stream_, ops::AddSum{.y_1 = sum(kValidationLoss), .x = loss_T_});
+  ops::run(stream_, ops::AddSum{.y_1 = sum(kValidationHits), .x = hits_T_});
   params_.join();
   mesh_.world().all_reduce(stream_, validation_sums_);
 }
 
 ValidationSums TrainStep::evaluate(const PackedBatch& batch, int64_t bytes, bool stop) {
   std::array<double, kValidationSums> sums{};
-  sums[kTargets] = static_cast<double>(valid_targets(batch));
+  sums[kValidationTargets] = static_cast<double>(valid_targets(batch));
   // All ranks that share the batch have been given the same number.
-  sums[kBytes] = mesh_.place(MeshDimension::kContext) == 0 ? static_cast<double>(bytes) : 0;
-  sums[kStop] = stop ? 1 : 0;
+  sums[kValidationBytes] =
+      mesh_.place(MeshDimension::kContext) == 0 ? static_cast<double>(bytes) : 0;
+  sums[kValidationStop] = stop ? 1 : 0;
   ops::run(stream_, ops::CopyFromHost{.y = validation_sums_, .host = sums.data()});
   add_validation(upload(batch));
   ops::run(stream_, ops::CopyToHost{.host = sums.data(), .x = validation_sums_});
   params_.wait_times().drop();
-  return {.loss = sums[kLoss],
-          .hits = sums[kHits],
-          .targets = sums[kTargets],
-          .bytes = sums[kBytes],
-          .stop = sums[kStop] > 0};
+  return {.loss = sums[kValidationLoss],
+          .hits = sums[kValidationHits],
+          .targets = sums[kValidationTargets],
+          .bytes = sums[kValidationBytes],
+          .stop = sums[kValidationStop] > 0};
 }
 
 std::vector<KeysRead> TrainStep::count_keys(const Transformer& model, const BatchTensors& batch) {
