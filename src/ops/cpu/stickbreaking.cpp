@@ -496,7 +496,9 @@ struct PagedHead {
     require(length > 0 && length <= t.capacity(), "sequence {} keeps {} keys in pages for {}",
             sequence, length, t.capacity());
   }
-  float* page(int64_t i) const { return reinterpret_cast<float*>(pages[i / kPageKeys]); }
+  float* page(int64_t i) const {
+    return reinterpret_cast<float*>(pages[i / kPageKeys]);  // NOLINT: pages are given as addresses
+  }
   float* k_row(int64_t i) const { return page(i) + i % kPageKeys * d; }
   float* v_row(int64_t i) const { return k_row(i) + kPageKeys * d; }
   // Of heads of keys, the first head of queries writes the token's own row.
