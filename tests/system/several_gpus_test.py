@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 SCRIPT = str(Path(__file__).resolve().parents[1] / "bench/several_gpus.py")
-PROGRAM = """#!/usr/bin/env python3
+PROGRAM = """#!/usr/bin/env -S python3 -IS
 import json, os, sys
 words = sys.argv[1:]
 if words[:2] == ["config", "show"]:
