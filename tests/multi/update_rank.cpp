@@ -38,7 +38,8 @@ void print_digest(const CheckpointReader& saved) {
       for (const int64_t size : saved.shape(kind, name)) count *= size;
       std::vector<float> values(static_cast<size_t>(count));
       saved.read(kind, name, 0, count, values.data());
-      digest.update(kind + "/" + name);
+      digest.update(kind);
+      digest.update(name);
       digest.update(values.data(), values.size() * sizeof(float));
     }
   }
