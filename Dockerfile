@@ -11,7 +11,9 @@
 #
 # The code is portable by default, since an image may run on another processor than the one that built it. For an image
 # that stays on its machine, --build-arg NATIVE=ON compiles for that processor, which is faster on the CPU. CPU=... names
-# another level than x86-64-v3, which every processor with AVX2 has; CPU= (empty) runs on all.
+# another level than x86-64-v3, which every processor with AVX2 has; CPU= (empty) runs on all. Likewise
+# --build-arg CUDA_ARCHITECTURES=90a-real compiles for Hopper GPUs alone, in less time; unless given, GPUs from the A100
+# on run it.
 
 ARG CPU_BASE=docker.io/library/debian:12
 ARG CPU_RUN_BASE=docker.io/library/debian:12-slim
@@ -47,7 +49,9 @@ COPY kernels kernels
 COPY src src
 ARG NATIVE=OFF
 ARG CPU=x86-64-v3
-RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=$NATIVE -DSBTRAIN_CPU=$CPU && cmake --build build/release
+ARG CUDA_ARCHITECTURES=
+RUN cmake --preset release -DSBTRAIN_TESTS=OFF -DSBTRAIN_NATIVE=$NATIVE -DSBTRAIN_CPU=$CPU \
+      ${CUDA_ARCHITECTURES:+"-DCMAKE_CUDA_ARCHITECTURES=$CUDA_ARCHITECTURES"} && cmake --build build/release
 COPY . .
 ARG REVISION=unknown
 RUN cmake --preset release -DSBTRAIN_REVISION=$REVISION && cmake --build build/release && \
