@@ -5,7 +5,8 @@
 #
 #   scripts/try_image.sh [--build FOLDER] [cpu|cuda]
 #
-# cuda: in place of NVIDIA's image stands this machine's CUDA toolkit, in /usr/local/cuda.
+# cuda: in place of NVIDIA's image stands what is below it, an Ubuntu 24.04, with this machine's CUDA toolkit, in
+# /usr/local/cuda.
 # --build FOLDER takes the program of a build folder of this machine, a Debian 12, instead of compiling it once more.
 set -euo pipefail
 here=$PWD
@@ -17,7 +18,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --build) build=$(cd "$here" && cd "${2:?--build needs a folder}" && pwd); shift ;;
     cpu | cuda) target=$1 ;;
-    *) sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
   esac
   shift
 done
@@ -27,6 +28,7 @@ done
 most_megabytes=250
 [ "$target" = cpu ] || most_megabytes=2100
 base=localhost/debian:12
+if [ "$target" = cuda ] && [ -z "$build" ]; then base=localhost/ubuntu:24.04; fi
 image=localhost/sbtrain:try-$target
 export BUILDAH_ISOLATION=chroot
 
@@ -45,7 +47,17 @@ commit() {
 }
 
 if ! buildah inspect --type image $base > /dev/null 2>&1; then
-  debootstrap --variant=minbase bookworm "$folder/base"
+  if [ $base = localhost/debian:12 ]; then
+    debootstrap --variant=minbase bookworm "$folder/base"
+  else
+    # Debian 12 has neither Ubuntu's keys nor a script of that name; all of Ubuntu's are one file. The image is for this
+    # trial only.
+    debootstrap --no-check-gpg --variant=minbase --components=main,universe noble "$folder/base" \
+      http://archive.ubuntu.com/ubuntu /usr/share/debootstrap/scripts/gutsy
+  fi
+  # What this machine trusts, such as a proxy's certificate, which pip needs.
+  mkdir -p "$folder/base/usr/local/share/ca-certificates"
+  cp /etc/ssl/certs/ca-certificates.crt "$folder/base/usr/local/share/ca-certificates/this_machine.crt"
   # What the images of Debian called slim leave out as well.
   rm -rf "$folder"/base/var/{lib/apt/lists,cache/apt}/* "$folder"/base/usr/share/{doc,man,locale,info}/*
   container=$(buildah from scratch)
@@ -54,12 +66,12 @@ if ! buildah inspect --type image $base > /dev/null 2>&1; then
 fi
 options=(--build-arg "CPU_BASE=$base" --build-arg "CPU_RUN_BASE=$base")
 if [ "$target" = cuda ]; then
-  options=(--build-arg "CUDA_BASE=localhost/debian-cuda:12" --build-arg "CUDA_RUN_BASE=$base")
+  options=(--build-arg "CUDA_BASE=localhost/cuda" --build-arg "CUDA_RUN_BASE=$base")
   if [ -z "$build" ]; then
     container=$(buildah from $base)
     # shellcheck disable=SC2016 # the container's PATH
     buildah config --env 'PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' "$container"
-    commit localhost/debian-cuda:12
+    commit localhost/cuda
     options+=(--volume "$(realpath /usr/local/cuda):/usr/local/cuda:ro")
   fi
 fi
