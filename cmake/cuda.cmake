@@ -47,6 +47,8 @@ if(NOT SBTRAIN_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
+    # Of the code on the host, which only launches kernels: these are optimised in any case.
+    set(CMAKE_CUDA_FLAGS_RELEASE "-O1 -DNDEBUG")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(SBTRAIN_HAS_CUDA ON)

@@ -12,7 +12,9 @@ if(SBTRAIN_CCACHE)
   # if paths below it count as relative.
   set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} CCACHE_SLOPPINESS=pch_defines,time_macros
                ${SBTRAIN_CCACHE})
-  foreach(language C CXX CUDA)
-    set(CMAKE_${language}_COMPILER_LAUNCHER ${launcher})
-  endforeach()
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  # nvcc says itself what it has read; otherwise ccache would let it preprocess each file twice more.
+  list(INSERT launcher 3 CCACHE_DEPEND=1)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()

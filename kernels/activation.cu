@@ -199,7 +199,7 @@ struct BiasGeluBackwardOp {
   }
 };
 
-constexpr int kWidth = 8;
+constexpr int kActivationWidth = 8;
 constexpr int kBiasThreads = 256;
 
 // One part of the rows and up to kBiasThreads packs of columns. `lanes` threads share a row; each
@@ -236,69 +236,72 @@ __global__ void __launch_bounds__(kBiasThreads)
 }  // namespace
 
 void launch(cudaStream_t stream, const Swiglu& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.gate_up);
+  const bool vectors = vectors_fit<kActivationWidth>(p.y, p.gate_up);
   if (p.amax != nullptr) {
-    launch_elementwise_amax<kWidth>(stream, "swiglu", p.amax, p.rows, p.cols, vectors, SwigluOp{p});
+    launch_elementwise_amax<kActivationWidth>(stream, "swiglu", p.amax, p.rows, p.cols, vectors,
+                                              SwigluOp{p});
   } else if (p.early) {
-    launch_elementwise_early<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
+    launch_elementwise_early<kActivationWidth>(stream, "swiglu", p.rows, p.cols, vectors,
+                                               SwigluOp{p});
   } else {
-    launch_elementwise<kWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
+    launch_elementwise<kActivationWidth>(stream, "swiglu", p.rows, p.cols, vectors, SwigluOp{p});
   }
 }
 
 void launch(cudaStream_t stream, const SwigluBackward& p) {
-  const bool vectors = vectors_fit<kWidth>(p.dgate_up, p.dy, p.gate_up);
+  const bool vectors = vectors_fit<kActivationWidth>(p.dgate_up, p.dy, p.gate_up);
   if (p.amax != nullptr) {
-    launch_elementwise_amax<kWidth>(stream, "swiglu_backward", p.amax, p.rows, p.cols, vectors,
-                                    SwigluBackwardOp{p});
+    launch_elementwise_amax<kActivationWidth>(stream, "swiglu_backward", p.amax, p.rows, p.cols,
+                                              vectors, SwigluBackwardOp{p});
   } else {
-    launch_elementwise<kWidth>(stream, "swiglu_backward", p.rows, p.cols, vectors,
-                               SwigluBackwardOp{p});
+    launch_elementwise<kActivationWidth>(stream, "swiglu_backward", p.rows, p.cols, vectors,
+                                         SwigluBackwardOp{p});
   }
 }
 
 void launch(cudaStream_t stream, const BiasSigmoid& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
-  launch_elementwise<kWidth>(stream, "bias_sigmoid", p.rows, p.cols, vectors, BiasSigmoidOp{p});
+  const bool vectors = vectors_fit<kActivationWidth>(p.y, p.x, p.b);
+  launch_elementwise<kActivationWidth>(stream, "bias_sigmoid", p.rows, p.cols, vectors,
+                                       BiasSigmoidOp{p});
 }
 
 void launch(cudaStream_t stream, const SigmoidBackward& p) {
-  const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.y);
-  launch_elementwise<kWidth>(stream, "sigmoid_backward", p.rows, p.cols, vectors,
-                             SigmoidBackwardOp{p});
+  const bool vectors = vectors_fit<kActivationWidth>(p.dx, p.dy, p.y);
+  launch_elementwise<kActivationWidth>(stream, "sigmoid_backward", p.rows, p.cols, vectors,
+                                       SigmoidBackwardOp{p});
 }
 
 void launch(cudaStream_t stream, const AddBias& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.b);
-  launch_elementwise<kWidth>(stream, "add_bias", p.rows, p.cols, vectors, AddBiasOp{p});
+  const bool vectors = vectors_fit<kActivationWidth>(p.y, p.b);
+  launch_elementwise<kActivationWidth>(stream, "add_bias", p.rows, p.cols, vectors, AddBiasOp{p});
 }
 
 void launch(cudaStream_t stream, const BiasGelu& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.x, p.b);
+  const bool vectors = vectors_fit<kActivationWidth>(p.y, p.x, p.b);
   if (p.tanh_form) {
-    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors,
-                               BiasGeluOp<TanhForm>{p});
+    launch_elementwise<kActivationWidth>(stream, "bias_gelu", p.rows, p.cols, vectors,
+                                         BiasGeluOp<TanhForm>{p});
   } else {
-    launch_elementwise<kWidth>(stream, "bias_gelu", p.rows, p.cols, vectors,
-                               BiasGeluOp<ExactForm>{p});
+    launch_elementwise<kActivationWidth>(stream, "bias_gelu", p.rows, p.cols, vectors,
+                                         BiasGeluOp<ExactForm>{p});
   }
 }
 
 void launch(cudaStream_t stream, const BiasGeluBackward& p) {
-  const bool vectors = vectors_fit<kWidth>(p.dx, p.dy, p.x, p.b);
+  const bool vectors = vectors_fit<kActivationWidth>(p.dx, p.dy, p.x, p.b);
   if (p.tanh_form) {
-    launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
-                               BiasGeluBackwardOp<TanhForm>{p});
+    launch_elementwise<kActivationWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
+                                         BiasGeluBackwardOp<TanhForm>{p});
   } else {
-    launch_elementwise<kWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
-                               BiasGeluBackwardOp<ExactForm>{p});
+    launch_elementwise<kActivationWidth>(stream, "bias_gelu_backward", p.rows, p.cols, vectors,
+                                         BiasGeluBackwardOp<ExactForm>{p});
   }
 }
 
 void launch(cudaStream_t stream, const BiasBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.dy);
-  with_width<kWidth>(vectors, [&](auto width) {
+  const bool vectors = p.cols % kActivationWidth == 0 && vectors_fit<kActivationWidth>(p.dy);
+  with_width<kActivationWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.cols / kPackWidth;
     int lanes = 1;

@@ -5,7 +5,7 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kWidth = 4;
+constexpr int kAverageWidth = 4;
 
 struct Average {
   AverageWeights p;
@@ -29,8 +29,8 @@ struct Average {
 }  // namespace
 
 void launch(cudaStream_t stream, const AverageWeights& p) {
-  launch_elementwise<kWidth>(stream, "average_weights", 1, p.n, vectors_fit<kWidth>(p.a, p.w),
-                             Average{p});
+  launch_elementwise<kAverageWidth>(stream, "average_weights", 1, p.n,
+                                    vectors_fit<kAverageWidth>(p.a, p.w), Average{p});
 }
 
 }  // namespace sbtrain::kernels

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kAmaxThreads = 256;
 constexpr int kAmaxBlocks = 2048;  // at most
-constexpr int kWidth = 8;          // elements that a thread reads at once
+constexpr int kAmaxWidth = 8;      // elements that a thread reads at once
 
 // The largest bit pattern without sign is that of the largest number, and that of NaN if there is
 // one: the order in which blocks come does not matter.
@@ -43,7 +43,7 @@ void amax_typed(cudaStream_t stream, const Amax& p) {
   const int64_t cols = flat ? p.rows * p.cols : p.cols;
   const Matrix<const X> x{static_cast<const X*>(p.x.data), p.x.stride};
   if (rows == 0 || cols == 0) return;
-  with_width<kWidth>(vectors_fit<kWidth>(x) && cols % kWidth == 0, [&](auto width) {
+  with_width<kAmaxWidth>(vectors_fit<kAmaxWidth>(x) && cols % kAmaxWidth == 0, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = cols / kPackWidth;
     const int64_t across = std::min<int64_t>(ceil_div(packs, kAmaxThreads), kAmaxBlocks);
@@ -55,9 +55,9 @@ void amax_typed(cudaStream_t stream, const Amax& p) {
   check_launch("amax");
 }
 
-// Each block casts a tile of kTile x kTile elements: it reads rows and writes rows, and what it
-// has written to shared memory once more as columns.
-constexpr int kTile = 64;
+// Each block casts a tile of kCastTile x kCastTile elements: it reads rows and writes rows, and
+// what it has written to shared memory once more as columns.
+constexpr int kCastTile = 64;
 constexpr int kCastThreads = 256;
 constexpr int kFour = 4;  // elements that a thread writes at once
 
@@ -91,15 +91,15 @@ __global__ void __launch_bounds__(kCastThreads)
                 bool y_vectors, bool y_t_vectors) {
   constexpr float kLargest = kFormat == __NV_E4M3 ? 448.0f : 57344.0f;
   // A row of 68 bytes is 17 banks: four rows of a column lie in four banks.
-  __shared__ uint8_t tile[kTile][kTile + kFour];
+  __shared__ uint8_t tile[kCastTile][kCastTile + kFour];
   const float scale = scale_of(*amax, kLargest);
   const TilePlace place = grid.place(blockIdx.x);
-  const int64_t first_row = place.down * kTile;
-  const int64_t first_col = place.across * kTile;
+  const int64_t first_row = place.down * kCastTile;
+  const int64_t first_col = place.across * kCastTile;
   if (blockIdx.x == 0 && threadIdx.x == 0) *inverse_scale = __fdiv_rn(1, scale);
-  constexpr int kAcross = kTile / kFour;
+  constexpr int kAcross = kCastTile / kFour;
   const int across = static_cast<int>(threadIdx.x) % kAcross * kFour;
-  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
+  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kCastTile;
        down += kCastThreads / kAcross) {
     const int64_t row = first_row + down, col = first_col + across;
     uint8_t four[kFour] = {};
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kCastThreads)
   }
   if (!y_t) return;
   __syncthreads();
-  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
+  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kCastTile;
        down += kCastThreads / kAcross) {
     const int64_t row = first_col + down, col = first_row + across;  // of y_t
     if (row >= cols || col >= rows) continue;
@@ -137,7 +137,7 @@ void cast_typed(cudaStream_t stream, const CastFp8& p) {
   const Matrix<const X> x{static_cast<const X*>(p.x.data), p.x.stride};
   const Matrix<uint8_t> y{static_cast<uint8_t*>(p.y.data), p.y.stride};
   const Matrix<uint8_t> y_t{static_cast<uint8_t*>(p.y_t.data), p.y_t.stride};
-  const TileGrid grid = TileGrid::of(p.rows, p.cols, kTile);
+  const TileGrid grid = TileGrid::of(p.rows, p.cols, kCastTile);
   cast_kernel<X, kFormat><<<grid.blocks(), kCastThreads, 0, stream>>>(
       grid, y, y_t, p.inverse_scale, x, p.amax, p.rows, p.cols, vectors_fit<kFour>(x),
       vectors_fit<kFour>(y), vectors_fit<kFour>(y_t));
@@ -169,13 +169,13 @@ __global__ void scales_kernel(Fp8Scales p) {
 __global__ void __launch_bounds__(kCastThreads)
     transpose_kernel(TileGrid grid, Matrix<uint8_t> y, Matrix<const uint8_t> x, int64_t rows,
                      int64_t cols, bool x_vectors, bool y_vectors) {
-  __shared__ uint8_t tile[kTile][kTile + kFour];
+  __shared__ uint8_t tile[kCastTile][kCastTile + kFour];
   const TilePlace place = grid.place(blockIdx.x);
-  const int64_t first_row = place.down * kTile;
-  const int64_t first_col = place.across * kTile;
-  constexpr int kAcross = kTile / kFour;
+  const int64_t first_row = place.down * kCastTile;
+  const int64_t first_col = place.across * kCastTile;
+  constexpr int kAcross = kCastTile / kFour;
   const int across = static_cast<int>(threadIdx.x) % kAcross * kFour;
-  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
+  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kCastTile;
        down += kCastThreads / kAcross) {
     const int64_t row = first_row + down, col = first_col + across;
     if (row >= rows || col >= cols) continue;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kCastThreads)
     }
   }
   __syncthreads();
-  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kTile;
+  for (int down = static_cast<int>(threadIdx.x) / kAcross; down < kCastTile;
        down += kCastThreads / kAcross) {
     const int64_t row = first_col + down, col = first_row + across;  // of y
     if (row >= cols || col >= rows) continue;
@@ -213,7 +213,7 @@ void launch(cudaStream_t stream, const TransposeFp8& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const Matrix<const uint8_t> x{static_cast<const uint8_t*>(p.x.data), p.x.stride};
   const Matrix<uint8_t> y{static_cast<uint8_t*>(p.y.data), p.y.stride};
-  const TileGrid grid = TileGrid::of(p.rows, p.cols, kTile);
+  const TileGrid grid = TileGrid::of(p.rows, p.cols, kCastTile);
   transpose_kernel<<<grid.blocks(), kCastThreads, 0, stream>>>(
       grid, y, x, p.rows, p.cols, vectors_fit<kFour>(x), vectors_fit<kFour>(y));
   check_launch("transpose_fp8");

@@ -4,7 +4,7 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kInitializeThreads = 256;
 
 __device__ void store(float* x, float value) {
   *x = value;
@@ -14,8 +14,8 @@ __device__ void store(bf16* x, float value) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) initialize_kernel(Initialize p) {
-  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kInitializeThreads) initialize_kernel(Initialize p) {
+  const int64_t at = int64_t{blockIdx.x} * kInitializeThreads + threadIdx.x;
   if (at >= p.count) return;
   const int64_t row = (p.begin + at) / p.stored_cols;
   const int64_t col = p.begin + at - row * p.stored_cols;
@@ -31,13 +31,13 @@ __global__ void __launch_bounds__(kThreads) initialize_kernel(Initialize p) {
 
 void launch(cudaStream_t stream, const Initialize& p) {
   if (p.count == 0) return;
-  const unsigned grid = blocks(p.count, kThreads);
+  const unsigned grid = blocks(p.count, kInitializeThreads);
   switch (p.type) {
     case Type::kF32:
-      initialize_kernel<float><<<grid, kThreads, 0, stream>>>(p);
+      initialize_kernel<float><<<grid, kInitializeThreads, 0, stream>>>(p);
       break;
     case Type::kBF16:
-      initialize_kernel<bf16><<<grid, kThreads, 0, stream>>>(p);
+      initialize_kernel<bf16><<<grid, kInitializeThreads, 0, stream>>>(p);
       break;
     default:
       throw_invalid_argument("initialize: x must be f32 or bf16");

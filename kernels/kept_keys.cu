@@ -13,7 +13,7 @@ __device__ bool keeps(const float* gates, int group, float bound) {
 }
 
 constexpr int kScanThreads = 1024;
-constexpr int kThreads = 256;
+constexpr int kKeysThreads = 256;
 
 // Block g finds the rows of head g, kScanThreads tokens at a time.
 __global__ void __launch_bounds__(kScanThreads) keep_keys_kernel(const KeepKeys p) {
@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(kScanThreads) keep_keys_kernel(const KeepKeys 
 
 // A thread copies kWidth channels of the key and value of one token and head.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) store_keys_kernel(const StoreKeys p, int64_t packs) {
-  const int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kKeysThreads)
+    store_keys_kernel(const StoreKeys p, int64_t packs) {
+  const int64_t pack = int64_t{blockIdx.x} * kKeysThreads + threadIdx.x;
   if (pack >= packs) return;
   const int64_t of_row = p.head_dim / kWidth;
   const int64_t key = pack / of_row;  // of all tokens' heads
@@ -69,8 +70,8 @@ __global__ void __launch_bounds__(kThreads) store_keys_kernel(const StoreKeys p,
   for (int i = 0; i < group; ++i) gates[i] = p.gate.row(t)[g * group + i];
 }
 
-__global__ void __launch_bounds__(kThreads) place_keys_kernel(const PlaceKeys p) {
-  const int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kKeysThreads) place_keys_kernel(const PlaceKeys p) {
+  const int64_t at = int64_t{blockIdx.x} * kKeysThreads + threadIdx.x;
   if (at >= p.batch * p.key_heads) return;
   const int64_t b = at / p.key_heads;
   const auto g = static_cast<int>(at - b * p.key_heads);
@@ -102,7 +103,7 @@ void launch(cudaStream_t stream, const StoreKeys& p) {
     constexpr int kWidth = decltype(width)::value;
     const int64_t packs = p.tokens * p.key_heads * (p.head_dim / kWidth);
     launch_early("store_keys", /*early=*/false, stream, store_keys_kernel<kWidth>,
-                 {dim3(blocks(packs, kThreads)), kThreads}, p, packs);
+                 {dim3(blocks(packs, kKeysThreads)), kKeysThreads}, p, packs);
   });
 }
 
@@ -110,7 +111,7 @@ void launch(cudaStream_t stream, const PlaceKeys& p) {
   const int64_t rows = p.batch * p.key_heads;
   if (rows == 0) return;
   launch_early("place_keys", /*early=*/false, stream, place_keys_kernel,
-               {dim3(blocks(rows, kThreads)), kThreads}, p);
+               {dim3(blocks(rows, kKeysThreads)), kKeysThreads}, p);
 }
 
 }  // namespace sbtrain::kernels

@@ -5,8 +5,8 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kWidth = 4;
-constexpr int kThreads = 256;
+constexpr int kMuonWidth = 4;
+constexpr int kMuonThreads = 256;
 
 struct Momentum {
   MuonMomentum p;
@@ -61,32 +61,32 @@ struct Update {
 
 // Sums of squares in fixed parts, whose order depends on n alone.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) square_kernel(const Normalize p) {
+__global__ void __launch_bounds__(kMuonThreads) square_kernel(const Normalize p) {
   const int64_t packs = p.n / kWidth;
   double sum[1] = {};
-  for (int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x; pack < packs;
-       pack += kSumParts * kThreads) {
+  for (int64_t pack = int64_t{blockIdx.x} * kMuonThreads + threadIdx.x; pack < packs;
+       pack += kSumParts * kMuonThreads) {
     const auto x = load_floats<kWidth>(p.x + pack * kWidth);
     float squares = 0;  // of a few elements, before the slower sum in double
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) squares += x[i] * x[i];
     sum[0] += squares;
   }
-  group_sum<kThreads>(sum);
+  group_sum<kMuonThreads>(sum);
   if (threadIdx.x == 0) p.scratch[blockIdx.x] = sum[0];
 }
 
 // Every block adds the parts up by itself, in the same order.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads) normalize_kernel(const Normalize p) {
+__global__ void __launch_bounds__(kMuonThreads) normalize_kernel(const Normalize p) {
   double sum[1] = {};
-  for (int64_t i = threadIdx.x; i < kSumParts; i += kThreads) sum[0] += p.scratch[i];
-  group_sum<kThreads>(sum);
+  for (int64_t i = threadIdx.x; i < kSumParts; i += kMuonThreads) sum[0] += p.scratch[i];
+  group_sum<kMuonThreads>(sum);
   const float factor =
       sum[0] > 0.0 ? static_cast<float>(1.0 / (double{p.margin} * sqrt(sum[0]))) : 0.0f;
   const int64_t packs = p.n / kWidth;
-  for (int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x; pack < packs;
-       pack += int64_t{gridDim.x} * kThreads) {
+  for (int64_t pack = int64_t{blockIdx.x} * kMuonThreads + threadIdx.x; pack < packs;
+       pack += int64_t{gridDim.x} * kMuonThreads) {
     auto x = load_floats<kWidth>(p.x + pack * kWidth);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) x[i] *= factor;
@@ -97,13 +97,13 @@ __global__ void __launch_bounds__(kThreads) normalize_kernel(const Normalize p) 
 }  // namespace
 
 void launch(cudaStream_t stream, const MuonMomentum& p) {
-  launch_elementwise<kWidth>(stream, "muon_momentum", 1, p.n, vectors_fit<kWidth>(p.m, p.grad, p.y),
-                             Momentum{p});
+  launch_elementwise<kMuonWidth>(stream, "muon_momentum", 1, p.n,
+                                 vectors_fit<kMuonWidth>(p.m, p.grad, p.y), Momentum{p});
 }
 
 void launch(cudaStream_t stream, const MuonUpdate& p) {
-  launch_elementwise<kWidth>(stream, "muon_update", 1, p.n, vectors_fit<kWidth>(p.w, p.y, p.w_bf16),
-                             Update{p});
+  launch_elementwise<kMuonWidth>(stream, "muon_update", 1, p.n,
+                                 vectors_fit<kMuonWidth>(p.w, p.y, p.w_bf16), Update{p});
 }
 
 void launch(cudaStream_t stream, const Normalize& p) {
@@ -111,11 +111,11 @@ void launch(cudaStream_t stream, const Normalize& p) {
   if (p.n == 0) return;
   with_width<kVector>(vectors_fit<kVector>(p.x, p.y) && p.n % kVector == 0, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
-    square_kernel<kPackWidth><<<kSumParts, kThreads, 0, stream>>>(p);
+    square_kernel<kPackWidth><<<kSumParts, kMuonThreads, 0, stream>>>(p);
     check_launch("normalize");
     constexpr int64_t kPacks = 4;  // of a thread, beside which the sum of the parts is little
     normalize_kernel<kPackWidth>
-        <<<blocks(p.n, kPackWidth * kThreads * kPacks), kThreads, 0, stream>>>(p);
+        <<<blocks(p.n, kPackWidth * kMuonThreads * kPacks), kMuonThreads, 0, stream>>>(p);
     check_launch("normalize");
   });
 }

@@ -5,8 +5,8 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWidth = 4;
+constexpr int kOptimizerThreads = 256;
+constexpr int kOptimizerWidth = 4;
 
 // ---- Reductions -------------------------------------------------------------------------------
 
@@ -15,8 +15,8 @@ template <bool kSquare, int kWidth>
 __device__ double part_sum(const Matrix<const float>& x, int64_t packs, int64_t packs_per_row) {
   double sum[1] = {};
 #pragma unroll 4
-  for (int64_t pack = int64_t{blockIdx.x} * kThreads + threadIdx.x; pack < packs;
-       pack += kSumParts * kThreads) {
+  for (int64_t pack = int64_t{blockIdx.x} * kOptimizerThreads + threadIdx.x; pack < packs;
+       pack += kSumParts * kOptimizerThreads) {
     const Position at = pack_position<kWidth>(pack, packs_per_row);
     const auto values = load_pack<kWidth>(x.row(at.row) + at.col);
 #pragma unroll
@@ -25,19 +25,19 @@ __device__ double part_sum(const Matrix<const float>& x, int64_t packs, int64_t 
       sum[0] += kSquare ? v * v : v;
     }
   }
-  group_sum<kThreads>(sum);
+  group_sum<kOptimizerThreads>(sum);
   return sum[0];
 }
 
 // The parts of a sum over packs that are not zero: those of the first blocks.
 inline __host__ __device__ int64_t parts_of(int64_t packs) {
-  const int64_t blocks = (packs + kThreads - 1) / kThreads;
+  const int64_t blocks = (packs + kOptimizerThreads - 1) / kOptimizerThreads;
   return blocks < kSumParts ? blocks : kSumParts;
 }
 
 // A single part is the sum.
 template <bool kSquare, int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kOptimizerThreads)
     sum_parts_kernel(const Reduction p, int64_t packs, int64_t packs_per_row) {
   const double sum = part_sum<kSquare, kWidth>(p.x, packs, packs_per_row);
   if (threadIdx.x > 0) return;
@@ -48,35 +48,35 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kOptimizerThreads)
     square_parts_kernel(const __grid_constant__ SquaredNorms p) {
-  const int64_t packs = p.n[blockIdx.y] / kWidth;
+  const int64_t packs = p.n[blockIdx.y] / kOptimizerWidth;
   if (blockIdx.x >= parts_of(packs)) return;
-  const double sum = part_sum<true, kWidth>({p.x[blockIdx.y], 0}, packs, packs);
+  const double sum = part_sum<true, kOptimizerWidth>({p.x[blockIdx.y], 0}, packs, packs);
   if (threadIdx.x == 0) p.scratch[blockIdx.y * kSumParts + blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kOptimizerThreads)
     finish_sum_kernel(double* out, const double* parts, int64_t count) {
   double sum[1] = {};
-  for (int64_t i = threadIdx.x; i < count; i += kThreads) sum[0] += parts[i];
-  group_sum<kThreads>(sum);
+  for (int64_t i = threadIdx.x; i < count; i += kOptimizerThreads) sum[0] += parts[i];
+  group_sum<kOptimizerThreads>(sum);
   if (threadIdx.x == 0) *out += sum[0];
 }
 
 // The same for each array in turn.
 template <int kMaxCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kOptimizerThreads)
     finish_squares_kernel(const __grid_constant__ SquaredNorms p) {
   int64_t count[kMaxCount];
   int64_t most = 0;
 #pragma unroll
   for (int n = 0; n < kMaxCount; ++n) {
-    count[n] = n < p.count ? parts_of(p.n[n] / kWidth) : 0;
+    count[n] = n < p.count ? parts_of(p.n[n] / kOptimizerWidth) : 0;
     most = max(most, count[n]);
   }
   double sums[kMaxCount] = {};
-  for (int64_t i = threadIdx.x; i < most; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < most; i += kOptimizerThreads) {
     double parts[kMaxCount];  // all are read before the first is added
 #pragma unroll
     for (int n = 0; n < kMaxCount; ++n) {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int n = 0; n < kMaxCount; ++n) sums[n] += parts[n];
   }
-  group_sum<kThreads>(sums);
+  group_sum<kOptimizerThreads>(sums);
   if (threadIdx.x > 0) return;
   double total = *p.out;
 #pragma unroll
@@ -100,17 +100,19 @@ void reduce(cudaStream_t stream, const char* name, const Reduction& p) {
   if (p.rows == 0 || p.cols == 0) return;
   const bool flat = p.x.stride == p.cols;
   const int64_t cols = flat ? p.rows * p.cols : p.cols;
-  const bool vectors = cols % kWidth == 0 &&
-                       vectors_fit<kWidth>(Matrix<const float>{p.x.data, flat ? 0 : p.x.stride});
-  with_width<kWidth>(vectors, [&](auto width) {
+  const bool vectors =
+      cols % kOptimizerWidth == 0 &&
+      vectors_fit<kOptimizerWidth>(Matrix<const float>{p.x.data, flat ? 0 : p.x.stride});
+  with_width<kOptimizerWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.rows * p.cols / kPackWidth;
     const int64_t parts = parts_of(packs);
     sum_parts_kernel<kSquare, kPackWidth>
-        <<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(p, packs, cols / kPackWidth);
+        <<<static_cast<unsigned>(parts), kOptimizerThreads, 0, stream>>>(p, packs,
+                                                                         cols / kPackWidth);
     check_launch(name);
     if (parts == 1) return;
-    finish_sum_kernel<<<1, kThreads, 0, stream>>>(p.out, p.scratch, parts);
+    finish_sum_kernel<<<1, kOptimizerThreads, 0, stream>>>(p.out, p.scratch, parts);
     check_launch(name);
   });
 }
@@ -184,13 +186,13 @@ struct AdamWRanges {
 
 // The number of elements of a range is a multiple of kWidth.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kOptimizerThreads)
     adamw_kernel(const __grid_constant__ AdamW p, const __grid_constant__ AdamWRanges ranges) {
   int n = 0;
   while (n + 1 < p.part_count && blockIdx.x >= ranges.first_block[n + 1]) ++n;
   const AdamWPart& part = p.parts[n];
   const int64_t block = blockIdx.x - ranges.first_block[n];
-  const int64_t first = ranges.begin[n] + (block * kThreads + threadIdx.x) * kWidth;
+  const int64_t first = ranges.begin[n] + (block * kOptimizerThreads + threadIdx.x) * kWidth;
   if (first >= ranges.end[n]) return;
   if (p.stats[kApply] == 0.0) return;
   auto w = load_pack<kWidth>(part.w + first);
@@ -224,10 +226,10 @@ void launch_adamw(cudaStream_t stream, const AdamW& p, const Begin& begin, const
     ranges.begin[n] = begin(n);
     ranges.end[n] = end(n);
     ranges.first_block[n] = count;
-    if (end(n) > begin(n)) count += blocks(end(n) - begin(n), kThreads * kWidth);
+    if (end(n) > begin(n)) count += blocks(end(n) - begin(n), kOptimizerThreads * kWidth);
   }
   if (count == 0) return;
-  adamw_kernel<kWidth><<<count, kThreads, 0, stream>>>(p, ranges);
+  adamw_kernel<kWidth><<<count, kOptimizerThreads, 0, stream>>>(p, ranges);
   check_launch("adamw");
 }
 
@@ -249,16 +251,16 @@ void launch(cudaStream_t stream, const SquaredNorms& p) {
   if (p.count == 0) return;
   int64_t longest = 0;
   for (int i = 0; i < p.count; ++i) longest = std::max(longest, p.n[i]);
-  const int64_t parts = parts_of(longest / kWidth);
+  const int64_t parts = parts_of(longest / kOptimizerWidth);
   if (parts > 0) {
     const dim3 grid(static_cast<unsigned>(parts), static_cast<unsigned>(p.count));
-    square_parts_kernel<<<grid, kThreads, 0, stream>>>(p);
+    square_parts_kernel<<<grid, kOptimizerThreads, 0, stream>>>(p);
     check_launch("squared_norms");
   }
   constexpr int kFew = kMaxNormParts / 2;
   const auto finish =
       p.count <= kFew ? finish_squares_kernel<kFew> : finish_squares_kernel<kMaxNormParts>;
-  finish<<<1, kThreads, 0, stream>>>(p);
+  finish<<<1, kOptimizerThreads, 0, stream>>>(p);
   check_launch("squared_norms");
 }
 
@@ -275,11 +277,14 @@ void launch(cudaStream_t stream, const AdamW& p) {
   bool vectors = true;
   for (int n = 0; n < p.part_count; ++n) {
     const AdamWPart& part = p.parts[n];
-    vectors = vectors && vectors_fit<kWidth>(part.w, part.m, part.v, part.grad, part.w_bf16);
+    vectors =
+        vectors && vectors_fit<kOptimizerWidth>(part.w, part.m, part.v, part.grad, part.w_bf16);
   }
   const auto zero = [](int) { return int64_t{0}; };
-  const auto whole = [&](int n) { return vectors ? p.parts[n].n / kWidth * kWidth : 0; };
-  launch_adamw<kWidth>(stream, p, zero, whole);
+  const auto whole = [&](int n) {
+    return vectors ? p.parts[n].n / kOptimizerWidth * kOptimizerWidth : 0;
+  };
+  launch_adamw<kOptimizerWidth>(stream, p, zero, whole);
   launch_adamw<1>(stream, p, whole, [&](int n) { return p.parts[n].n; });
 }
 

@@ -8,16 +8,16 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kRopeThreads = 256;
 
 // A thread rotates kWidth neighbouring frequencies of one row in all heads of a part, so that their
 // sines are computed once.
 template <int kWidth, bool kByLength>
-__global__ void __launch_bounds__(kThreads) rope_kernel(const __grid_constant__ Rope p) {
+__global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constant__ Rope p) {
   let_next_kernel_begin();
   const int half = p.rotated / 2;
   const int threads_per_row = half / kWidth;
-  const int64_t task = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t task = int64_t{blockIdx.x} * kRopeThreads + threadIdx.x;
   const int64_t row = task / threads_per_row;
   if (row >= p.rows) return wait_for_previous_kernel();
   const int first = static_cast<int>(task - row * threads_per_row) * kWidth;
@@ -77,12 +77,12 @@ void launch(cudaStream_t stream, const Rope& p) {
   const int half = p.rotated / 2;
   with_width<8>(half % 8 == 0 && p.head_dim % 8 == 0 && vectors_fit<8>(p.x), [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    const unsigned of_rows = blocks(p.rows * (half / kWidth), kThreads);
+    const unsigned of_rows = blocks(p.rows * (half / kWidth), kRopeThreads);
     // One block for all rows would go through the heads alone.
     const unsigned parts = of_rows == 1 ? blocks(p.heads, 4) : 1;
     const auto kernel =
         p.lengths != nullptr ? rope_kernel<kWidth, true> : rope_kernel<kWidth, false>;
-    launch_early("rope", p.early, stream, kernel, {dim3(of_rows, parts), kThreads}, p);
+    launch_early("rope", p.early, stream, kernel, {dim3(of_rows, parts), kRopeThreads}, p);
   });
 }
 

@@ -4,7 +4,7 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kArgmaxThreads = 1024;
 
 struct Candidate {
   float value;
@@ -28,13 +28,13 @@ __device__ Candidate first_of_warp(Candidate best) {
 }
 
 // One block for each row.
-__global__ void __launch_bounds__(kThreads) argmax_kernel(const Argmax p) {
-  __shared__ Candidate of_warps[kThreads / 32];
+__global__ void __launch_bounds__(kArgmaxThreads) argmax_kernel(const Argmax p) {
+  __shared__ Candidate of_warps[kArgmaxThreads / 32];
   const float* x = p.x.row(blockIdx.x);
   const int vocab = static_cast<int>(p.vocab);
   Candidate best{-INFINITY, INT32_MAX};
 #pragma unroll 8
-  for (int i = static_cast<int>(threadIdx.x); i < vocab; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < vocab; i += kArgmaxThreads) {
     const Candidate mine{x[i], i};
     if (mine.before(best)) best = mine;
   }
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) argmax_kernel(const Argmax p) {
 
 void launch(cudaStream_t stream, const Argmax& p) {
   if (p.rows == 0) return;
-  argmax_kernel<<<static_cast<unsigned>(p.rows), kThreads, 0, stream>>>(p);
+  argmax_kernel<<<static_cast<unsigned>(p.rows), kArgmaxThreads, 0, stream>>>(p);
   check_launch("argmax");
 }
 

@@ -7,22 +7,22 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kWidth = 8;
+constexpr int kScaleWidth = 8;
 constexpr int kColumns = 256;  // of a block of the backward pass, one for each thread
 
 template <int kWidth>
-struct Two {
+struct Factors {
   Pack<bf16, kWidth> a, b;
 };
 
 struct ScaleOp {
   Scale p;
   template <int kWidth>
-  __device__ Two<kWidth> load(int64_t row, int64_t col) const {
+  __device__ Factors<kWidth> load(int64_t row, int64_t col) const {
     return {load_pack<kWidth>(p.x.row(row) + col), load_pack<kWidth>(p.w + col)};
   }
   template <int kWidth>
-  __device__ void store(int64_t row, int64_t col, const Two<kWidth>& loaded) const {
+  __device__ void store(int64_t row, int64_t col, const Factors<kWidth>& loaded) const {
     auto y = convert<float>(loaded.a);
     const auto w = convert<float>(loaded.b);
 #pragma unroll
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kColumns) scale_backward_kernel(const ScaleBac
 }  // namespace
 
 void launch(cudaStream_t stream, const Scale& p) {
-  launch_elementwise<kWidth>(stream, "scale", p.rows, p.cols, vectors_fit<kWidth>(p.y, p.x, p.w),
-                             ScaleOp{p});
+  launch_elementwise<kScaleWidth>(stream, "scale", p.rows, p.cols,
+                                  vectors_fit<kScaleWidth>(p.y, p.x, p.w), ScaleOp{p});
 }
 
 void launch(cudaStream_t stream, const ScaleBackward& p) {

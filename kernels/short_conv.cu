@@ -5,7 +5,7 @@
 namespace sbtrain::kernels {
 namespace {
 
-constexpr int kWidth = 8;
+constexpr int kConvWidth = 8;
 
 // The row that is `back` tokens before `row`; zeros if that is before the document.
 template <int kWidth>
@@ -105,7 +105,7 @@ struct DecodeOp {
   }
 };
 
-constexpr int kThreads = 256;
+constexpr int kConvThreads = 256;
 
 // dgate = dy c,  dc = dy (gate + gate_bias),  du_t = dy_t + sum_m w_{2-m} dc_{t+m} over the tokens
 // t + m of the same document. Adds this row's dc u to sums[0..2], dc to sums[3], dgate to sums[4].
@@ -143,15 +143,15 @@ __device__ void backward_row(const ShortConvBackward& p, const Kernel<kWidth>& k
   store_floats(p.dgate.row(row) + col, dgate);
 }
 
-// One part of the rows and up to kThreads packs of columns. `lanes` threads share a row; each of
-// the kThreads / lanes slots walks its own rows, and slots are added in order.
+// One part of the rows and up to kConvThreads packs of columns. `lanes` threads share a row; each
+// of the kConvThreads / lanes slots walks its own rows, and slots are added in order.
 template <int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kConvThreads)
     short_conv_backward_kernel(const ShortConvBackward p, int lanes) {
-  __shared__ float shared[kThreads * kWidth];
+  __shared__ float shared[kConvThreads * kWidth];
   const int lane = threadIdx.x % lanes;
   const int slot = threadIdx.x / lanes;
-  const int slots = kThreads / lanes;
+  const int slots = kConvThreads / lanes;
   const int64_t col = (int64_t{blockIdx.y} * lanes + lane) * kWidth;
   const bool active = col < p.cols;
   float sums[kShortConvSums][kWidth] = {};
@@ -188,22 +188,23 @@ bool weights_fit(const ShortConvWeights& w) {
 }  // namespace
 
 void launch(cudaStream_t stream, const ShortConv& p) {
-  const bool vectors = vectors_fit<kWidth>(p.y, p.u, p.gate) && weights_fit<kWidth>(p.w);
-  launch_elementwise<kWidth>(stream, "short_conv_forward", p.rows, p.cols, vectors, ForwardOp{p});
+  const bool vectors = vectors_fit<kConvWidth>(p.y, p.u, p.gate) && weights_fit<kConvWidth>(p.w);
+  launch_elementwise<kConvWidth>(stream, "short_conv_forward", p.rows, p.cols, vectors,
+                                 ForwardOp{p});
 }
 
 void launch(cudaStream_t stream, const ShortConvBackward& p) {
   if (p.rows == 0 || p.cols == 0) return;
-  const bool vectors = p.cols % kWidth == 0 &&
-                       vectors_fit<kWidth>(p.du, p.dgate, p.dy, p.u, p.gate) &&
-                       weights_fit<kWidth>(p.w);
-  with_width<kWidth>(vectors, [&](auto width) {
+  const bool vectors = p.cols % kConvWidth == 0 &&
+                       vectors_fit<kConvWidth>(p.du, p.dgate, p.dy, p.u, p.gate) &&
+                       weights_fit<kConvWidth>(p.w);
+  with_width<kConvWidth>(vectors, [&](auto width) {
     constexpr int kPackWidth = decltype(width)::value;
     const int64_t packs = p.cols / kPackWidth;
     int lanes = 1;
-    while (lanes < packs && lanes < kThreads) lanes *= 2;
+    while (lanes < packs && lanes < kConvThreads) lanes *= 2;
     const dim3 grid(kTokenParts, blocks(packs, lanes));
-    short_conv_backward_kernel<kPackWidth><<<grid, kThreads, 0, stream>>>(p, lanes);
+    short_conv_backward_kernel<kPackWidth><<<grid, kConvThreads, 0, stream>>>(p, lanes);
   });
   check_launch("short_conv_backward");
   const int64_t stride = kShortConvSums * p.cols;
@@ -213,9 +214,10 @@ void launch(cudaStream_t stream, const ShortConvBackward& p) {
 }
 
 void launch(cudaStream_t stream, const ShortConvDecode& p) {
-  const bool vectors = p.cols % kWidth == 0 && vectors_fit<kWidth>(p.y, p.u, p.gate, p.state) &&
-                       weights_fit<kWidth>(p.w);
-  launch_elementwise<kWidth>(stream, "short_conv_decode", p.rows, p.cols, vectors, DecodeOp{p});
+  const bool vectors = p.cols % kConvWidth == 0 &&
+                       vectors_fit<kConvWidth>(p.y, p.u, p.gate, p.state) &&
+                       weights_fit<kConvWidth>(p.w);
+  launch_elementwise<kConvWidth>(stream, "short_conv_decode", p.rows, p.cols, vectors, DecodeOp{p});
 }
 
 }  // namespace sbtrain::kernels

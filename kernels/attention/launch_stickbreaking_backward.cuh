@@ -47,6 +47,29 @@ void launch_stick_key_gradient(cudaStream_t stream, const StickBreakingProblem& 
   }
 }
 
+// Those of wide heads take the longest to compile, and stand in files of their own,
+// stickbreaking_*key_gradient.cu.
+extern template void launch_stick_key_gradient<128, false>(cudaStream_t,
+                                                           const StickBreakingProblem&, int, int);
+extern template void launch_stick_key_gradient<256, false>(cudaStream_t,
+                                                           const StickBreakingProblem&, int, int);
+extern template void launch_stick_key_gradient<128, true>(cudaStream_t, const StickBreakingProblem&,
+                                                          int, int);
+extern template void launch_stick_key_gradient<256, true>(cudaStream_t, const StickBreakingProblem&,
+                                                          int, int);
+extern template void launch_stick_key_gradient<128, false, true>(cudaStream_t,
+                                                                 const StickBreakingProblem&, int,
+                                                                 int);
+extern template void launch_stick_key_gradient<256, false, true>(cudaStream_t,
+                                                                 const StickBreakingProblem&, int,
+                                                                 int);
+extern template void launch_stick_key_gradient<128, true, true>(cudaStream_t,
+                                                                const StickBreakingProblem&, int,
+                                                                int);
+extern template void launch_stick_key_gradient<256, true, true>(cudaStream_t,
+                                                                const StickBreakingProblem&, int,
+                                                                int);
+
 template <bool kGated>
 void launch_stickbreaking_backward(cudaStream_t stream, const StickBreakingProblem& p) {
   with_head_dim("stickbreaking_backward", p.head_dim, [&](auto d) {

@@ -2,11 +2,6 @@
 
 namespace sbtrain::kernels {
 
-void stickbreaking_far_forward(cudaStream_t stream, const StickBreakingProblem& p) {
-  if (p.gate) return stickbreaking_gated_far_forward(stream, p);
-  launch_stickbreaking_far_forward<false>(stream, p);
-}
-
 void stickbreaking_far_backward(cudaStream_t stream, const StickBreakingProblem& p) {
   if (p.gate) return stickbreaking_gated_far_backward(stream, p);
   launch_stickbreaking_far_backward<false>(stream, p);
