@@ -43,25 +43,25 @@ set(common_headers <fmt/format.h> <fmt/ranges.h> <algorithm> <array> <chrono> <c
                    <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <string> <string_view> <thread>
                    <utility> <variant> <vector>)
 set(sbtrain_options_cold $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
-foreach(speed "" _cold)
-  sbtrain_precompile(sbtrain_precompiled${speed} HEADERS ${common_headers} OPTIONS ${sbtrain_options${speed}})
-  sbtrain_precompile(sbtrain_precompiled${speed}_json HEADERS ${common_headers} <nlohmann/json.hpp>
-                     LINK nlohmann_json::nlohmann_json OPTIONS ${sbtrain_options${speed}})
-endforeach()
+sbtrain_precompile(sbtrain_precompiled HEADERS ${common_headers})
+sbtrain_precompile(sbtrain_precompiled_cold HEADERS ${common_headers} OPTIONS ${sbtrain_options_cold})
+sbtrain_precompile(sbtrain_precompiled_cold_json HEADERS ${common_headers} <nlohmann/json.hpp>
+                   LINK nlohmann_json::nlohmann_json OPTIONS ${sbtrain_options_cold})
 
-# A file costs what it includes and instantiates more than what it says, so up to four files of a target are compiled
-# together, in half the time, and one of them that changes costs no more than those four. Names in their unnamed
-# namespaces must differ, or stand in a namespace of the file. A file with options or definitions of its own is compiled
-# by itself, as is one with the property SKIP_UNITY_BUILD_INCLUSION, and each where headers are not precompiled.
-function(sbtrain_compile_together target)
+# A file costs what it includes and instantiates more than what it says, so up to `count` files of a target are compiled
+# together, in half the time, and one of them that changes costs no more than those. Names in their unnamed namespaces
+# must differ, or stand in a namespace of the file. A file with options or definitions of its own is compiled by itself,
+# as is one with the property SKIP_UNITY_BUILD_INCLUSION, and each where headers are not precompiled.
+function(sbtrain_compile_together target count)
   if(NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
   endif()
 endfunction()
 
-# sbtrain_library(name [COLD] [APART] SOURCES ... [JSON ...] LINK ...). JSON are the sources that include
-# nlohmann/json.hpp. A COLD library reads, prints and waits rather than computes: -O1 compiles it in a fifth less time.
-# The files of one that is APART are alike, and use the same names each for itself: they are not compiled together.
+# sbtrain_library(name [COLD] [APART] SOURCES ... [JSON ...] LINK ...). A COLD library reads, prints and waits rather
+# than computes: -O1 compiles it in a fifth less time. JSON are the sources that include nlohmann/json.hpp, and all of
+# them are cold: one that is not stands among the others and reads that header itself. The files of a library that is
+# APART are alike, and use the same names each for itself: they are not compiled together.
 function(sbtrain_library name)
   cmake_parse_arguments(ARG "COLD;APART" "" "SOURCES;JSON;LINK" ${ARGN})
   set(speed "")
@@ -71,18 +71,19 @@ function(sbtrain_library name)
   set(parts sbtrain_${name})
   add_library(sbtrain_${name} STATIC ${ARG_SOURCES})
   target_precompile_headers(sbtrain_${name} REUSE_FROM sbtrain_precompiled${speed})
+  target_compile_options(sbtrain_${name} PRIVATE ${sbtrain_options${speed}})
   if(ARG_JSON)
     add_library(sbtrain_${name}_json OBJECT ${ARG_JSON})
-    target_precompile_headers(sbtrain_${name}_json REUSE_FROM sbtrain_precompiled${speed}_json)
+    target_precompile_headers(sbtrain_${name}_json REUSE_FROM sbtrain_precompiled_cold_json)
+    target_compile_options(sbtrain_${name}_json PRIVATE ${sbtrain_options_cold})
     target_include_directories(sbtrain_${name}_json PRIVATE $<TARGET_PROPERTY:sbtrain_${name},INCLUDE_DIRECTORIES>)
     target_sources(sbtrain_${name} PRIVATE $<TARGET_OBJECTS:sbtrain_${name}_json>)
     list(APPEND parts sbtrain_${name}_json)
   endif()
   foreach(part ${parts})
     target_link_libraries(${part} PUBLIC sbtrain_options ${ARG_LINK})
-    target_compile_options(${part} PRIVATE ${sbtrain_options${speed}})
     if(NOT ARG_APART)
-      sbtrain_compile_together(${part})
+      sbtrain_compile_together(${part} 6)
     endif()
   endforeach()
 endfunction()
@@ -100,10 +101,10 @@ if(SBTRAIN_TESTS AND NOT SBTRAIN_SANITIZE)
   endforeach()
 endif()
 
-# sbtrain_test(name [SERIAL] [WHOLE] [APART] [JSON | COMPUTES] LABELS ... SOURCES ... LINK ...) adds one GoogleTest program with
-# one CTest entry per test, or with WHOLE one entry for all of them, which then share what they set up. With SERIAL no
-# other test runs at the same time; with JSON most sources include nlohmann/json.hpp; with COMPUTES the tests run for
-# longer than they compile (tests/CMakeLists.txt). Files are compiled together unless the program is APART.
+# sbtrain_test(name [SERIAL] [WHOLE] [APART] [JSON | COMPUTES] LABELS ... SOURCES ... LINK ...) adds one GoogleTest
+# program with one CTest entry per test, or with WHOLE one entry for all of them, which then share what they set up.
+# With SERIAL no other test runs at the same time; with JSON most sources include nlohmann/json.hpp; with COMPUTES the
+# tests run for longer than they compile (tests/CMakeLists.txt); with APART each file is compiled by itself.
 function(sbtrain_test name)
   cmake_parse_arguments(ARG "SERIAL;WHOLE;APART;JSON;COMPUTES" "" "LABELS;SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -119,7 +120,7 @@ function(sbtrain_test name)
     target_precompile_headers(${name} REUSE_FROM sbtrain_tests_precompiled)
   endif()
   if(NOT ARG_APART)
-    sbtrain_compile_together(${name})
+    sbtrain_compile_together(${name} 4)
   endif()
   if(ARG_WHOLE)
     add_test(NAME ${name} COMMAND ${name})
