@@ -40,8 +40,19 @@ extern "C" {
 #endif
 
 #define SBTRAIN_ATTENTION_VERSION 1
+/* All other fields are zero. */
+#ifdef __cplusplus
+#define SBTRAIN_INIT(type)                       \
+  [] {                                           \
+    type initial{};                              \
+    initial.struct_size = sizeof(type);          \
+    initial.version = SBTRAIN_ATTENTION_VERSION; \
+    return initial;                              \
+  }()
+#else
 #define SBTRAIN_INIT(type) \
   { .struct_size = sizeof(type), .version = SBTRAIN_ATTENTION_VERSION }
+#endif
 
 /* ---- Codes --------------------------------------------------------------------------------- */
 
