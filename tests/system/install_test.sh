@@ -32,6 +32,7 @@ for config in configs/tiny_sb.yaml mine.yaml; do
 done
 [[ $(SBTRAIN='' "$folder/share/sbtrain/scripts/find_sbtrain.sh") == "$folder/bin/sbtrain" ]] ||
   fail "its scripts do not find it"
+# shellcheck disable=SC2016 # the scripts' variables
 while read -r called; do # whatever a script calls comes with it
   [[ -s $folder/share/sbtrain/$called ]] || fail "an installed script calls $called, which is not installed"
 done < <(grep -hoE '("\$python"|^\.|\$\() ?scripts/[a-z_0-9]+\.(sh|py)' "$folder"/share/sbtrain/scripts/*.sh |
