@@ -5,7 +5,7 @@ were made of it.
     scripts/collect_results.py runs/lengths/seed-*/*.json -o docs/results/lengths.jsonl
     scripts/collect_results.py --labels A,A,B a1.json a2.json b.json -o results.jsonl
     scripts/collect_results.py runs/mqrar runs/pair_350m/skip.jsonl -o results.jsonl   # sweeps, and bench skip
-    scripts/collect_results.py runs/1b_sb_warmup -o results.jsonl                      # curves of a run
+    scripts/collect_results.py runs/warmup_1b_sb -o results.jsonl                      # curves of a run
     scripts/collect_results.py --unpack results.jsonl -o runs/kept                     # the files again
 
 A line is the result as `sbtrain eval --json FILE`, `sbtrain sweep` or `sbtrain bench skip` wrote it, or the curves of a
