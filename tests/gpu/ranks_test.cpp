@@ -9,6 +9,7 @@
 #include "support/communicator_suite.h"
 #include "support/gpu_thread_world.h"
 #include "support/model.h"
+#include "support/planned_step.h"
 #include "train/step.h"
 
 namespace sbtrain::test {
@@ -67,11 +68,7 @@ Trained train(const Config& config, const std::string& implementation) {
     const Mesh mesh(ranks, Sharding::kFull, world, world);
     const Transformer model(config.model, config.train.recompute, mesh.shard_count());
     Memory memory(Backend::kCuda);
-    Memory plan = Memory::planning(Backend::kCuda);
-    Stream planning(plan);
-    planning.set_implementation(implementation);
-    TrainStep(config, model, planning, mesh).plan();
-    memory.adopt_plan(plan);
+    adopt_step_plan(memory, config, model, mesh, implementation);
     Stream stream(memory);
     stream.set_implementation(implementation);
     TrainStep step(config, model, stream, mesh);

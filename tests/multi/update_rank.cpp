@@ -13,6 +13,7 @@
 #include "multi/rank.h"
 #include "parallel/make_communicator.h"
 #include "support/optimizer_runs.h"
+#include "support/planned_step.h"
 #include "train/communicator_options.h"
 
 namespace sbtrain::test {
@@ -52,10 +53,7 @@ void train(const Config& config, Communicator& ranks, const Launch& launch, Back
   const Transformer model(config.model, config.train.recompute, mesh.shard_count());
   Memory memory(backend);
   prepare_memory(memory, communicator_options(config.train), ranks.world());
-  Memory plan = Memory::planning(backend);
-  Stream planning(plan);
-  TrainStep(config, model, planning, mesh).plan();
-  memory.adopt_plan(plan);
+  adopt_step_plan(memory, config, model, mesh);
   Stream stream(memory);
   TrainStep step(config, model, stream, mesh);
   step.params().initialize(3);

@@ -20,6 +20,7 @@
 #include "config/schema.h"
 #include "parallel/param_shards.h"
 #include "support/model.h"
+#include "support/planned_step.h"
 #include "support/thread_world.h"
 #include "train/step.h"
 
@@ -105,12 +106,7 @@ inline OptimizerResult run_optimizer(const Config& config, const OptimizerRun& r
     const Transformer model(config.model, Recompute::kNone, mesh.shard_count());
     Memory memory(Backend::kCpu);
     memory.poison();
-    if (run.planned) {
-      Memory plan(Backend::kPlan);
-      Stream planning(plan);
-      TrainStep(config, model, planning, mesh).plan();
-      memory.adopt_plan(plan);
-    }
+    if (run.planned) adopt_step_plan(memory, config, model, mesh);
     Stream stream(memory);
     TrainStep step(config, model, stream, mesh);
     step.params().initialize(3);

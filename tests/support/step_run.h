@@ -11,6 +11,7 @@
 #include "ops/memory.h"
 #include "parallel/communicator.h"
 #include "support/model.h"
+#include "support/planned_step.h"
 #include "train/run_config.h"
 #include "train/step.h"
 
@@ -26,12 +27,7 @@ class StepRun {
         mesh_(*communicator_),
         memory_(Backend::kCuda),
         stream_(memory_) {
-    if (planned) {
-      Memory plan = Memory::planning(Backend::kCuda);
-      Stream stream(plan);
-      TrainStep(config_, model_, stream, mesh_).plan();
-      memory_.adopt_plan(plan);
-    }
+    if (planned) adopt_step_plan(memory_, config_, model_, mesh_);
     step_.emplace(config_, model_, stream_, mesh_);
     step_->params().initialize(5);
   }

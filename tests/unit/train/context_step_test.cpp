@@ -11,6 +11,7 @@
 #include "config/schema.h"
 #include "optim/adamw.h"
 #include "support/model.h"
+#include "support/planned_step.h"
 #include "support/thread_world.h"
 #include "support/whole_tensors.h"
 #include "train/step.h"
@@ -71,10 +72,7 @@ Trained train(const Config& config) {
     const Transformer model(config.model, config.train.recompute, mesh.shard_count());
     Memory memory(Backend::kCpu);
     memory.poison();
-    Memory plan(Backend::kPlan);
-    Stream planning(plan);
-    TrainStep(config, model, planning, mesh).plan();
-    memory.adopt_plan(plan);
+    test::adopt_step_plan(memory, config, model, mesh);
     Stream stream(memory);
     TrainStep step(config, model, stream, mesh);
     step.params().initialize(3);

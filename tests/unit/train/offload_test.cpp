@@ -11,6 +11,7 @@
 #include "core/host_memory.h"
 #include "ops/pinned_copy.h"
 #include "support/model.h"
+#include "support/planned_step.h"
 #include "train/plan.h"
 #include "train/scale.h"
 #include "train/step.h"
@@ -61,12 +62,7 @@ Trained train(const Config& config, bool planned) {
   const Mesh mesh(*alone);
   Memory memory(Backend::kCpu);
   memory.poison();
-  if (planned) {
-    Memory plan(Backend::kPlan);
-    Stream planning(plan);
-    TrainStep(config, model, planning, mesh).plan();
-    memory.adopt_plan(plan);
-  }
+  if (planned) test::adopt_step_plan(memory, config, model, mesh);
   Stream stream(memory);
   TrainStep step(config, model, stream, mesh);
   step.params().initialize(3);

@@ -10,6 +10,7 @@
 #include "config/schema.h"
 #include "ops/memory.h"
 #include "support/model.h"
+#include "support/planned_step.h"
 #include "support/tensors.h"
 #include "support/thread_world.h"
 #include "support/whole_tensors.h"
@@ -129,12 +130,7 @@ Trained train(const Case& c, int steps, bool bad_step = false) {
     const Transformer model(config.model, Recompute::kNone, mesh.shard_count());
     Memory memory(Backend::kCpu);
     if (steps < 10) memory.poison();
-    if (c.planned) {
-      Memory plan(Backend::kPlan);
-      Stream planning(plan);
-      TrainStep(config, model, planning, mesh).plan();
-      memory.adopt_plan(plan);
-    }
+    if (c.planned) test::adopt_step_plan(memory, config, model, mesh);
     Stream stream(memory);
     TrainStep step(config, model, stream, mesh);
     step.params().initialize(3);

@@ -11,6 +11,7 @@
 
 #include "ops/memory.h"
 #include "parallel/communicator.h"
+#include "support/planned_step.h"
 #include "support/tensors.h"
 
 namespace sbtrain {
@@ -63,11 +64,7 @@ struct Model {
   }
   const Config& with_memory(bool planned) {
     memory.poison();
-    if (!planned) return config;
-    Memory plan(Backend::kPlan);
-    Stream planning(plan);
-    TrainStep(config, transformer, planning, mesh).plan();
-    memory.adopt_plan(plan);
+    if (planned) test::adopt_step_plan(memory, config, transformer, mesh);
     return config;
   }
   Config config;
