@@ -22,10 +22,9 @@ import json
 import sys
 from pathlib import Path
 
-from plotting import PlotError, labels_of, results_in
+from plotting import PLACES, PlotError, labels_of, objects_in, results_in
 
 LEFT_OUT = {"loss_at_position", "results", "checkpoint"}
-PLACES = ("store", "document", "tokens")  # of a list of losses by document: alike for all models
 
 
 def shortened(value):
@@ -40,19 +39,14 @@ def shortened(value):
 
 def name_places(value, names):
     """Names the documents of lists of losses: the first list of its kind has them, later ones refer to it."""
-    if isinstance(value, list):
-        for item in value:
-            name_places(item, names)
-    elif isinstance(value, dict):
-        sums = value.get("by_document")
+    for item in objects_in(value):
+        sums = item.get("by_document")
         if isinstance(sums, dict):
             key = json.dumps([sums[place] for place in PLACES])
             if key in names:
                 for place in PLACES:
                     del sums[place]
             sums["places"] = names.setdefault(key, f"places-{len(names) + 1}")
-        for item in value.values():
-            name_places(item, names)
 
 
 def revision_of(path, record):

@@ -34,19 +34,29 @@ def name_of(record):
     return str(record.get("name", "")).removeprefix("lengths_") + (f", {scaling}" if scaling else "")
 
 
-def give_places(value, places):
-    """Gives lists of losses by document the documents that an earlier one has (scripts/collect_results.py)."""
+# What says where in the text a loss by document is: alike for all models, so that scripts/collect_results.py names it.
+PLACES = ("store", "document", "tokens")
+
+
+def objects_in(value):
+    """The objects of a JSON value, each before those within it, which may be changed meanwhile."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            give_places(item, places)
-    elif isinstance(value, dict):
-        name = value.get("places")
-        if name and "document" in value:
-            places[name] = {key: value[key] for key in ("store", "document", "tokens")}
+            yield from objects_in(item)
+
+
+def give_places(lines):
+    """Gives lists of losses by document the documents that an earlier one has (scripts/collect_results.py)."""
+    places = {}
+    for item in objects_in(lines):
+        name = item.get("places")
+        if name and "document" in item:
+            places[name] = {key: item[key] for key in PLACES}
         elif name:
-            value.update(places[name])
-        for item in list(value.values()):
-            give_places(item, places)
+            item.update(places[name])
 
 
 def curves_of(folder):
@@ -80,8 +90,7 @@ def results_in(argument):
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         if lines and "keys_read" in lines[0]:
             return [(name_of(lines[0]), {"rows": lines})]
-        places = {}
-        give_places(lines, places)
+        give_places(lines)
         return [(line["label"], line) for line in lines]
     except OSError as error:
         raise PlotError(f"{path}: {error.strerror}") from error

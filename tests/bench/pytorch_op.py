@@ -45,7 +45,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python/sbtrain-kernels"))  # behind an installed wheel
 import pytorch_gpu  # noqa: E402
 from pytorch_attention import time_calls  # noqa: E402
-from pytorch_step import torch  # noqa: E402
+from pytorch_step import Nothing, torch  # noqa: E402
 
 import sbtrain.torch.fla  # noqa: E402
 from sbtrain import kernels as library  # noqa: E402
@@ -234,19 +234,6 @@ def library_seconds(call, repeats=200):
     finally:
         library.call = original
     return spent[0] / repeats
-
-
-class Nothing(torch.autograd.Function):
-    """An op that computes nothing: the time of its step is torch's own."""
-
-    @staticmethod
-    def forward(ctx, q, k, v):
-        ctx.save_for_backward(q, k, v)
-        return torch.empty_like(q)
-
-    @staticmethod
-    def backward(ctx, d_o):
-        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
 
 
 def overhead(name, arguments):

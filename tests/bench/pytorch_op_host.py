@@ -18,7 +18,7 @@ import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "python/sbtrain-kernels"))  # behind an installed wheel
-from pytorch_step import torch  # noqa: E402
+from pytorch_step import Nothing, torch  # noqa: E402
 
 # The ops of tensors on a CPU are defined by the module for CUDA, which has to be known before sbtrain.torch is loaded.
 stand_in = types.ModuleType("sbtrain.torch._cpu")
@@ -26,17 +26,6 @@ stand_in.__getattr__ = lambda name: getattr(sys.modules["sbtrain.torch._cuda"], 
 sys.modules[stand_in.__name__] = stand_in
 from sbtrain import kernels  # noqa: E402
 from sbtrain.torch import _cuda, softmax_attention, stickbreaking_attention, stickbreaking_decode  # noqa: E402
-
-
-class Nothing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        ctx.save_for_backward(q, k, v)
-        return torch.empty_like(q)
-
-    @staticmethod
-    def backward(ctx, d_o):
-        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
 
 
 def microseconds(call, repeats, rounds):

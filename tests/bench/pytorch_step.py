@@ -48,6 +48,19 @@ except ImportError:
     yaml = None
 
 
+class Nothing(torch.autograd.Function):
+    """An op that computes nothing: the time of its step is torch's own."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return torch.empty_like(q)
+
+    @staticmethod
+    def backward(ctx, d_o):
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors)
+
+
 def merge(below, above):
     """`above` over `below`, mapping by mapping."""
     if not (isinstance(below, dict) and isinstance(above, dict)):

@@ -10,25 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from checkout import Checkout
+
 PROGRAM, TEXT = (str(Path(path).resolve()) for path in sys.argv[1:3])
 TINY = ["--device=cpu", "--model.width=32", "--model.inner=32", "--model.heads=1", "--model.layers=1",
         "--model.vocab=400", "--train.sequence_length=32", "--train.micro_batch=2", "--train.batch=2",
         "--validation.tokens=128"]
 
 
-class Experiments(unittest.TestCase):
+class Experiments(Checkout):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        for part in ("scripts", "configs"):
-            shutil.copytree(ROOT / part, self.folder / part)
+        super().setUp()
         corpus = self.folder / "texts"
         corpus.mkdir()
         subprocess.run([PROGRAM, "tokenizer", "train", "--input", TEXT, "--vocab", "400", "--output",

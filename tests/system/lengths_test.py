@@ -10,6 +10,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from checkout import Checkout
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Records its command line. The loss of a model is its seed, and 10 more in windows of 1024 tokens; its score in texts of
@@ -53,15 +55,11 @@ else:
 """
 
 
-class Script(unittest.TestCase):
+class Script(Checkout):
     """A script in a checkout of its own, with the texts fetched."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        for part in ("scripts", "configs"):
-            shutil.copytree(ROOT / part, self.folder / part)
+        super().setUp()
         (self.folder / "corpus/lengths").mkdir(parents=True)
         for name in ("tokenizer.model", "train.h5", "val.h5"):
             (self.folder / "corpus/lengths" / name).touch()
