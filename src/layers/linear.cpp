@@ -26,17 +26,18 @@ struct InFp8 {
   ops::Fp8Matrix columns() const { return {x_CR, inverse_scale_1}; }
 };
 
-// Casts into the tensors of y that are there. Without amax_1 it looks for the largest element.
-void cast(Stream& s, const InFp8& y, Tensor x_RC, Tensor amax_1) {
+// Casts x_RC into y_RC and its transpose y_CR, where they are defined. Without amax_1 it looks for
+// the largest element.
+void cast(Stream& s, Tensor y_RC, Tensor y_CR, Tensor inverse_scale_1, Tensor x_RC, Tensor amax_1) {
   Buffer found_1;
   if (!amax_1.defined()) {
     found_1 = s.scratch("amax", DType::kF32, {1});
     amax_1 = found_1;
     ops::run(s, ops::Amax{.amax_1 = amax_1, .x_RC = x_RC});
   }
-  ops::run(s, ops::CastFp8{.y_RC = y.x_RC,
-                           .y_CR = y.x_CR,
-                           .inverse_scale_1 = y.inverse_scale_1,
+  ops::run(s, ops::CastFp8{.y_RC = y_RC,
+                           .y_CR = y_CR,
+                           .inverse_scale_1 = inverse_scale_1,
                            .x_RC = x_RC,
                            .amax_1 = amax_1});
 }
@@ -47,29 +48,26 @@ InFp8 to_fp8(Stream& s, Tensor x_RC, DType dtype, Layout layout, Tensor amax_1 =
   if (layout != Layout::kColumns) y.x_RC = s.scratch("fp8", dtype, {R, C});
   if (layout != Layout::kRows) y.x_CR = s.scratch("fp8 transposed", dtype, {C, R});
   y.inverse_scale_1 = s.scratch("inverse scale", DType::kF32, {1});
-  cast(s, y, x_RC, amax_1);
+  cast(s, y.x_RC, y.x_CR, y.inverse_scale_1, x_RC, amax_1);
   return y;
 }
 
-// Casts x_TK into the transpose that backward() takes, and into x_RC, if that is there.
-Fp8Inputs keep(Stream& s, Buffer& x_RC, Tensor x_TK, DType dtype, Tensor amax_1) {
+// Casts x_TK into the transpose that backward() takes, and into y_TK, if that is defined.
+Fp8Inputs keep(Stream& s, Tensor y_TK, Tensor x_TK, DType dtype, Tensor amax_1) {
   const auto kept = [&](const char* name, DType type, std::initializer_list<int64_t> shape) {
     return s.allocate(MemoryClass::kActivations, name, type, shape);
   };
-  InFp8 y{.x_RC = std::move(x_RC),
-          .x_CR = kept("inputs transposed", dtype, {x_TK.cols(), x_TK.rows()}),
-          .inverse_scale_1 = kept("inverse scale of inputs", DType::kF32, {1})};
-  cast(s, y, x_TK, amax_1);
-  x_RC = std::move(y.x_RC);
-  return {.x_KT = std::move(y.x_CR), .inverse_scale_1 = std::move(y.inverse_scale_1)};
+  Fp8Inputs inputs{.x_KT = kept("inputs transposed", dtype, {x_TK.cols(), x_TK.rows()}),
+                   .inverse_scale_1 = kept("inverse scale of inputs", DType::kF32, {1})};
+  cast(s, y_TK, inputs.x_KT, inputs.inverse_scale_1, x_TK, amax_1);
+  return inputs;
 }
 
 // The inputs of a forward product, of which `keeps`, if any, gets the transpose.
 InFp8 inputs_to_fp8(Stream& s, Tensor x_TK, DType dtype, Tensor amax_1, Fp8Inputs* keeps) {
   if (keeps == nullptr) return to_fp8(s, x_TK, dtype, Layout::kRows, amax_1);
-  InFp8 y{.x_RC = s.scratch("fp8", dtype, {x_TK.rows(), x_TK.cols()}),
-          .x_CR = {},
-          .inverse_scale_1 = {}};
+  InFp8 y;
+  y.x_RC = s.scratch("fp8", dtype, {x_TK.rows(), x_TK.cols()});
   *keeps = keep(s, y.x_RC, x_TK, dtype, amax_1);
   return y;
 }
@@ -154,8 +152,7 @@ bool Linear::in_fp8(const Stream& s, int64_t tokens) const {
 
 Fp8Inputs Linear::keep_inputs(Stream& s, Tensor x_TK, Tensor amax_1) const {
   if (!in_fp8(s, x_TK.rows())) return {};
-  Buffer none;
-  return keep(s, none, x_TK, linear_types(s).inputs, amax_1);
+  return keep(s, {}, x_TK, linear_types(s).inputs, amax_1);
 }
 
 void Linear::multiply(Stream& s, Tensor y_TN, Tensor x_TK, const Weights& w,
