@@ -184,7 +184,7 @@ TEST(Offload, AHostWithoutTheMemoryIsNamed) {
   Memory memory(Backend::kCpu);
   Stream stream(memory);
   try {
-    ActivationOffload(stream, 1 << 10, int64_t{1} << 30, 1 << 10);
+    const ActivationOffload offload(stream, 1 << 10, int64_t{1} << 30, 1 << 10);
     FAIL() << "four petabytes were accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kOutOfMemory);
