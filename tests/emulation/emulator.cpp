@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -27,9 +28,8 @@ using Place = std::array<void*, 5>;
 }
 
 struct Fiber {
-  ucontext_t begin;  // where it enters the kernel; from then on it continues at `place`
-  Place place;
-  bool started = false;
+  Place place{};         // where it continues, if it has been entered
+  bool entered = false;
   Index thread;
   int lane = 0, warp = 0;
   bool done = false;
@@ -50,7 +50,7 @@ struct Fiber {
 // Two exchanges may be under way: a lane may reach the next one before another has read this one.
 struct Warp {
   std::array<uint64_t, 2> arrived{};
-  std::array<std::array<uint64_t, kLanes>, 2> values{};
+  std::array<ThreeOfLanes, 2> values{};
   std::vector<Action> issued;
   std::deque<std::vector<Action>> groups;
 };
@@ -85,6 +85,8 @@ class Block {
  private:
   static void enter();
   void start(Fiber& fiber, unsigned thread);
+  Fiber* next_of_warp();
+  [[noreturn]] void enter_or_continue(Fiber& fiber);
   void resume(Fiber& fiber);
   void suspend(const char* what, int64_t detail);
   bool run_warp(size_t warp);
@@ -99,6 +101,7 @@ class Block {
   std::array<Barrier, kBarriers> barriers_;
   std::deque<Action> copies_;
   Fiber* current_ = nullptr;
+  Fiber *next_ = nullptr, *end_ = nullptr;  // of the lanes of the warp whose turn it is
   Place scheduler_{};
   size_t running_ = 0;
   std::exception_ptr error_;
@@ -108,55 +111,91 @@ class Block {
 Block* running_block = nullptr;
 
 // The stacks of all fibers of a block, which the blocks use one after the other. Pages that no
-// fiber touches take no memory.
-char* stack_of(unsigned thread) {
-  static const std::unique_ptr<char[]> stacks(new char[kStackBytes * kMaxThreads]);
-  return stacks.get() + kStackBytes * thread;
+// fiber touches take no memory. A fiber whose kernel has ended waits at `idle` for the next
+// block's: to make a context takes longer than many a kernel's wait.
+struct Stack {
+  ucontext_t begin;  // where it is entered
+  Place idle{};
+  bool is_idle = false;
+};
+std::array<Stack, kMaxThreads> stacks;
+
+char* memory_of(unsigned thread) {
+  static const std::unique_ptr<char[]> memory(new char[kStackBytes * kMaxThreads]);
+  return memory.get() + kStackBytes * thread;
 }
 
+// Runs the kernels of one block after the other.
 void Block::enter() {
-  Block& block = *running_block;
-  try {
-    block.kernel_();
-  } catch (...) {
-    block.error_ = std::current_exception();
+  for (;;) {
+    Block& block = *running_block;
+    try {
+      block.kernel_();
+    } catch (...) {
+      block.error_ = std::current_exception();
+    }
+    Fiber& fiber = block.current();
+    fiber.done = true;
+    Stack& stack = stacks[static_cast<size_t>(&fiber - block.fibers_.data())];
+    stack.is_idle = true;
+    if (__builtin_setjmp(stack.idle.data()) == 0) jump(block.scheduler_);
   }
-  block.current().done = true;
-  jump(block.scheduler_);
 }
 
 void Block::start(Fiber& fiber, unsigned thread) {
   fiber.thread = {thread % size_.x, thread / size_.x % size_.y, thread / (size_.x * size_.y)};
   fiber.lane = static_cast<int>(thread % kLanes);
   fiber.warp = static_cast<int>(thread / kLanes);
-  getcontext(&fiber.begin);
-  fiber.begin.uc_stack.ss_sp = stack_of(thread);
-  fiber.begin.uc_stack.ss_size = kStackBytes;
-  fiber.begin.uc_link = nullptr;
-  makecontext(&fiber.begin, &Block::enter, 0);
+  if (stacks[thread].is_idle) {
+    fiber.place = stacks[thread].idle;
+    fiber.entered = true;
+    return;
+  }
+  // None has been here, or it was left in the middle of a kernel that ended with an error.
+  ucontext_t& begin = stacks[thread].begin;
+  getcontext(&begin);
+  begin.uc_stack.ss_sp = memory_of(thread);
+  begin.uc_stack.ss_size = kStackBytes;
+  begin.uc_link = nullptr;
+  makecontext(&begin, &Block::enter, 0);
 }
 
-// Runs the fiber until it waits or ends.
-void Block::resume(Fiber& fiber) {
+// The next lane of the warp whose turn it is that can run, or null.
+Fiber* Block::next_of_warp() {
+  while (next_ != end_) {
+    Fiber& fiber = *next_++;
+    if (fiber.done || fiber.waits()) continue;
+    fiber.count = nullptr;
+    if (fiber.ready) fiber.ready = nullptr;
+    return &fiber;
+  }
+  return nullptr;
+}
+
+void Block::enter_or_continue(Fiber& fiber) {
   current_ = &fiber;
-  if (__builtin_setjmp(scheduler_.data()) != 0) return;
-  if (fiber.started) jump(fiber.place);
-  fiber.started = true;
-  setcontext(&fiber.begin);
+  Stack& stack = stacks[static_cast<size_t>(&fiber - fibers_.data())];
+  stack.is_idle = false;
+  if (fiber.entered) jump(fiber.place);
+  fiber.entered = true;
+  setcontext(&stack.begin);
+  std::abort();  // setcontext() returns if it fails alone
+}
+
+// Runs the fiber until it ends, or waits and so do the lanes after it.
+void Block::resume(Fiber& fiber) {
+  if (__builtin_setjmp(scheduler_.data()) == 0) enter_or_continue(fiber);
 }
 
 // Returns whether any of its lanes could run.
 bool Block::run_warp(size_t warp) {
   bool progress = false;
-  const size_t end = std::min((warp + 1) * kLanes, fibers_.size());
-  for (size_t i = warp * kLanes; i < end; ++i) {
-    Fiber& fiber = fibers_[i];
-    if (fiber.done || fiber.waits()) continue;
-    fiber.count = nullptr;
-    if (fiber.ready) fiber.ready = nullptr;
-    resume(fiber);
+  next_ = fibers_.data() + warp * kLanes;
+  end_ = fibers_.data() + std::min((warp + 1) * kLanes, fibers_.size());
+  while (Fiber* fiber = next_of_warp()) {
+    resume(*fiber);
     if (error_) std::rethrow_exception(error_);
-    if (fiber.done) --running_;
+    if (current_->done) --running_;
     progress = true;
   }
   return progress;
@@ -211,7 +250,10 @@ void Block::suspend(const char* what, int64_t detail) {
   Fiber& fiber = *current_;
   fiber.what = what;
   fiber.detail = detail;
-  if (__builtin_setjmp(fiber.place.data()) == 0) jump(scheduler_);
+  if (__builtin_setjmp(fiber.place.data()) != 0) return;
+  // Straight to the next lane: on the way over the scheduler every turn would cost two jumps.
+  if (Fiber* next = next_of_warp()) enter_or_continue(*next);
+  jump(scheduler_);
 }
 
 void Block::wait_until(const char* what, int64_t detail, std::function<bool()> ready) {
@@ -280,25 +322,35 @@ void wait_until(const char* what, int64_t detail, std::function<bool()> ready) {
 namespace {
 
 // The last of a warp's lanes to come calls `complete`, before any of them goes on.
-template <typename Complete>
-const uint64_t* exchange(uint64_t value, const Complete& complete) {
+template <size_t kCount, typename Complete>
+const ThreeOfLanes& exchange(const std::array<uint64_t, kCount>& values, const Complete& complete) {
   Fiber& fiber = running_block->current();
   Warp& warp = running_block->warp();
   const size_t side = fiber.exchanges % 2;
   const uint64_t all = kLanes * (fiber.exchanges / 2 + 1);
   ++fiber.exchanges;
-  warp.values[side][static_cast<size_t>(fiber.lane)] = value;
+  ThreeOfLanes& of_all = warp.values[side];
+  for (size_t i = 0; i < kCount; ++i) of_all[i][static_cast<size_t>(fiber.lane)] = values[i];
   uint64_t& arrived = warp.arrived[side];
   if (++arrived == all) complete(warp);
   running_block->wait_for_count("the other lanes; its exchange",
                                 static_cast<int64_t>(fiber.exchanges), arrived, all);
-  return warp.values[side].data();
+  return of_all;
+}
+
+template <typename Complete>
+void together(const Complete& complete) {
+  exchange(std::array<uint64_t, 0>{}, complete);
 }
 
 }  // namespace
 
 const uint64_t* exchange(uint64_t value) {
-  return exchange(value, [](Warp&) {});
+  return exchange(std::array{value}, [](Warp&) {})[0].data();
+}
+
+const ThreeOfLanes& exchange(uint64_t x, uint64_t y, uint64_t z) {
+  return exchange(std::array{x, y, z}, [](Warp&) {});
 }
 
 bool barrier(int id, int threads, bool x) {
@@ -314,7 +366,7 @@ void issue_product(std::function<void()> product) {
 }
 
 void commit_products() {
-  exchange(0, [](Warp& warp) {
+  together([](Warp& warp) {
     warp.groups.push_back(std::move(warp.issued));
     warp.issued.clear();
     if (!running_block->late()) {
@@ -325,7 +377,7 @@ void commit_products() {
 }
 
 void wait_for_products(int pending) {
-  exchange(0, [pending](Warp& warp) {
+  together([pending](Warp& warp) {
     while (warp.groups.size() > static_cast<size_t>(pending)) {
       for (const Action& product : warp.groups.front()) product();
       warp.groups.pop_front();

@@ -18,6 +18,7 @@
 // blocks that run at the same time, and speed.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <stdexcept>
@@ -56,6 +57,9 @@ void wait_until(const char* what, int64_t detail, std::function<bool()> ready);
 // The 32 lanes of a warp give a value each and get those of all; the values stay valid until the
 // lane calls this again. It is also the barrier of a warp.
 const uint64_t* exchange(uint64_t value);
+// The same with three values of each lane: those of all lanes, one list after the other.
+using ThreeOfLanes = std::array<std::array<uint64_t, 32>, 3>;
+const ThreeOfLanes& exchange(uint64_t x, uint64_t y, uint64_t z);
 
 // A barrier of `threads` threads with an id from 0 to 15; whether x holds for all of them.
 bool barrier(int id, int threads, bool x = true);

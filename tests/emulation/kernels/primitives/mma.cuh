@@ -10,16 +10,9 @@ namespace sbtrain::kernels {
 // The lanes' parts of the matrices are those of the true header.
 inline void mma_m16n8k16_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const int lane = emulation::lane_index();
-  const auto of_all = [](uint32_t low, uint32_t high, uint64_t(&values)[32]) {
-    const uint64_t* const all = emulation::exchange(uint64_t{high} << 32 | low);
-    std::copy(all, all + 32, values);
-  };
-  uint64_t first[32];   // a[0], a[1]
-  uint64_t second[32];  // a[2], a[3]
-  uint64_t columns[32];
-  of_all(a[0], a[1], first);
-  of_all(a[2], a[3], second);
-  of_all(b0, b1, columns);
+  const auto both = [](uint32_t low, uint32_t high) { return uint64_t{high} << 32 | low; };
+  const auto& [first, second, columns] =
+      emulation::exchange(both(a[0], a[1]), both(a[2], a[3]), both(b0, b1));
   const auto value = [](uint64_t pairs, int i) {  // 0 to 3
     return emulation::bits_as<float>(static_cast<uint32_t>(pairs >> 16 * i & 0xffff) << 16);
   };
