@@ -316,9 +316,11 @@ void Memory::poison() {
 void Memory::check_poison(std::string_view name, const void* data, size_t bytes) const {
   if (backend_ != Backend::kCpu) return;
   const auto* byte = static_cast<const uint8_t*>(data);
-  // Every byte is the poison if the first one is, and each of the others what the one before it is: the library compares
-  // many at a time, and tests with small buffers spend much of their time here.
-  const bool whole = bytes == 0 || (*byte == kPoison && std::memcmp(byte, byte + 1, bytes - 1) == 0);
+  // Every byte is the poison if the first one is, and each of the others what the one before it is:
+  // the library compares many at a time, and tests with small buffers spend much of their time
+  // here.
+  const bool whole =
+      bytes == 0 || (*byte == kPoison && std::memcmp(byte, byte + 1, bytes - 1) == 0);
   require(whole, "the memory that '{}' is given was written after its release", name);
 }
 

@@ -28,7 +28,7 @@ using Place = std::array<void*, 5>;
 }
 
 struct Fiber {
-  Place place{};         // where it continues, if it has been entered
+  Place place{};  // where it continues, if it has been entered
   bool entered = false;
   Index thread;
   int lane = 0, warp = 0;
