@@ -118,18 +118,10 @@ slots=()                                       # the GPUs of each slot, as CUDA_
 declare -A name_of=() log_of=() slot_of=() began=() # of the jobs that run, by process
 failure=0 failed="" stopped=""
 
-visible_gpus() {
-  if [ "$device" = cpu ]; then return; fi
-  if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
-    tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | sed '/^$/d'
-  elif command -v nvidia-smi >/dev/null; then
-    nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+$' || true # not "No devices"
-  fi
-}
-
 make_slots() {
   local gpus count share n
-  mapfile -t gpus < <(visible_gpus)
+  gpus=()
+  [ "$device" = cpu ] || mapfile -t gpus < <(python3 scripts/gpus.py)
   count=${values[jobs]:-${#gpus[@]}}
   [[ $count =~ ^[0-9]{1,4}$ && ${values[jobs]:-1} != 0 ]] || usage_error "--jobs: '$count' is no number of jobs"
   [ "$count" -gt 0 ] || count=1

@@ -41,6 +41,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 
+from gpus import visible_gpus
+
 ROOT = Path(__file__).resolve().parent.parent
 STOPPED = 85  # the exit code of a run that a signal has stopped after it had saved
 DIVERGED = 6
@@ -136,7 +138,7 @@ class Runner:
                                       check=True).stdout.strip()
         self.out = Path(arguments.out)
         self.tokens_per_length = arguments.tokens_per_length
-        self.gpus = arguments.gpus.split(",") if arguments.gpus else visible_gpus()
+        self.gpus = arguments.gpus.split(",") if arguments.gpus else visible_gpus() or [""]
         self.options = prepare(self.sbtrain, Path(arguments.data).absolute()) + arguments.options
         self.device = next((o.removeprefix("--device=") for o in arguments.options if o.startswith("--device=")), "auto")
         self.results = self.out / "results.jsonl"
@@ -242,16 +244,6 @@ class Stopped(Exception):
 def die_with_the_script():
     """In a run, before it begins: where the script is killed, the run is not in the way of the next one."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def visible_gpus():
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return [""]
-    return [str(n) for n in range(len(listed.splitlines()))] or [""]
 
 
 def measured(folder):

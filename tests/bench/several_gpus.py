@@ -47,6 +47,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+sys.dont_write_bytecode = True
+from gpus import smallest_memory, visible_gpus  # noqa: E402
+
 MODELS = ("1b_rope", "1b_sb", "3b_rope", "3b_sb")
 PARTS = ("collectives", "steps", "muon", "fp8", "context", "fsdp2", "trained")
 ON_REQUEST = ("fsdp2", "trained")
@@ -487,19 +491,6 @@ def times_one(line, lines):
 # ---- The command line -----------------------------------------------------------------------------------------------
 
 
-def gpus_of_machine():
-    """(the devices' numbers, GiB of the smallest)."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"],
-                                stdout=subprocess.PIPE, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return [], 0
-    rows = [line.split(",") for line in listed.splitlines()]
-    memory = min(float(row[1]) for row in rows) / 1024
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [row[0].strip() for row in rows], memory
-
-
 def parse_arguments(words):
     split = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -529,7 +520,7 @@ def parse_arguments(words):
 
 
 def choose_gpus(arguments):
-    arguments.devices, arguments.memory = gpus_of_machine()
+    arguments.devices, arguments.memory = visible_gpus(), smallest_memory()
     if arguments.device == "cpu":
         arguments.devices, arguments.memory = ["0", "1", "2", "3"], 1000
     count = len(arguments.devices)

@@ -36,6 +36,11 @@ import tempfile
 import time
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+sys.dont_write_bytecode = True
+from gpus import visible_gpus  # noqa: E402
+
 MODEL = """
 name: lost
 seed: 3
@@ -413,13 +418,6 @@ def exposed_share(folder):
     shares = [record["train/exposed_communication"] for record in records_of(folder)[-10:]
               if record.get("train/exposed_communication") is not None]
     return sum(shares) / len(shares) if shares else None
-
-
-def visible_gpus():
-    if os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    listed = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, text=True, check=True).stdout
-    return [str(n) for n in range(len(listed.splitlines()))]
 
 
 def parse_arguments(words):

@@ -143,6 +143,12 @@ class Lengths(Script):
         command.write_text("#!/bin/sh\necho No devices were found\n")
         self.assertEqual(self.gpus_of_jobs(gpus=None), {"all"})
 
+    def test_the_gpus_that_a_program_sees(self):
+        for names, gpus in (("1,0", "1\n0\n"), (" GPU-a", "GPU-a\n"), ("2,-1,0", "2\n"), ("", "")):
+            printed = subprocess.run([ROOT / "scripts/gpus.py"], env={**os.environ, "CUDA_VISIBLE_DEVICES": names},
+                                     stdout=subprocess.PIPE, text=True, check=True).stdout
+            self.assertEqual(printed, gpus, names)
+
     def test_a_seed_is_a_number(self):
         self.assertEqual(self.run_script("--seeds", "1,x", "sb", code=2), [])
         self.assertIn("'x' is no seed", self.output)
