@@ -119,9 +119,9 @@ declare -A name_of=() log_of=() slot_of=() began=() # of the jobs that run, by p
 failure=0 failed="" stopped=""
 
 make_slots() {
-  local gpus count share n
-  gpus=()
-  [ "$device" = cpu ] || mapfile -t gpus < <(python3 scripts/gpus.py)
+  local gpus=() names="" count share n
+  [ "$device" = cpu ] || names=$(python3 scripts/gpus.py)
+  [ -z "$names" ] || mapfile -t gpus <<<"$names"
   count=${values[jobs]:-${#gpus[@]}}
   [[ $count =~ ^[0-9]{1,4}$ && ${values[jobs]:-1} != 0 ]] || usage_error "--jobs: '$count' is no number of jobs"
   [ "$count" -gt 0 ] || count=1

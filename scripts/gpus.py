@@ -8,9 +8,9 @@ import os
 import subprocess
 
 
-def listed(*fields):
-    """What nvidia-smi says of each GPU."""
-    command = ["nvidia-smi", "--query-gpu=index," + ",".join(fields), "--format=csv,noheader,nounits"]
+def listed():
+    """[index, MiB] of each GPU that nvidia-smi lists."""
+    command = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -23,12 +23,12 @@ def visible_gpus():
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         names = [name.strip() for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
         return names[:names.index("-1")] if "-1" in names else names  # none is visible from there on
-    return [row[0] for row in listed("name")]
+    return [row[0] for row in listed()]
 
 
 def smallest_memory():
     """GiB of the machine's smallest GPU; 0 without one."""
-    return min((float(row[1]) / 1024 for row in listed("memory.total")), default=0)
+    return min((float(row[1]) / 1024 for row in listed()), default=0)
 
 
 if __name__ == "__main__":

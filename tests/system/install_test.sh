@@ -35,7 +35,7 @@ done
 # shellcheck disable=SC2016 # the scripts' variables
 while read -r called; do # whatever a script calls comes with it
   [[ -s $folder/share/sbtrain/$called ]] || fail "an installed script calls $called, which is not installed"
-done < <(grep -hoE '("\$python"|^\.|\$\() ?scripts/[a-z_0-9]+\.(sh|py)' "$folder"/share/sbtrain/scripts/*.sh |
+done < <(grep -hoE '("\$python"|python3|^\.|\$\() ?scripts/[a-z_0-9]+\.(sh|py)' "$folder"/share/sbtrain/scripts/*.sh |
   grep -oE 'scripts/.*' | sort -u)
 # No link of the installed pages leads nowhere.
 python3 "$source/tests/docs/docs_links.py" "$folder/share/doc/sbtrain" || fail "links (above)"
