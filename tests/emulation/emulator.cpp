@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <utility>
 
 namespace sbtrain::emulation {
 namespace {
@@ -27,9 +28,17 @@ using Place = std::array<void*, 5>;
   __builtin_longjmp(place.data(), 1);
 }
 
+// What a fiber runs on, and where it continues. The blocks use the stacks one after the other: one
+// whose kernel has ended is idle until the next block's, since to make a context takes longer than
+// many a kernel's wait.
+struct Stack {
+  ucontext_t begin;  // where it is entered
+  Place place{};     // where it continues, once it has been entered
+  bool entered = false, idle = false;
+};
+
 struct Fiber {
-  Place place{};  // where it continues, if it has been entered
-  bool entered = false;
+  Stack* stack = nullptr;
   Index thread;
   int lane = 0, warp = 0;
   bool done = false;
@@ -110,16 +119,9 @@ class Block {
 // The block whose fibers run. Kernels, like those on a GPU, are given no handle of what runs them.
 Block* running_block = nullptr;
 
-// The stacks of all fibers of a block, which the blocks use one after the other. Pages that no
-// fiber touches take no memory. A fiber whose kernel has ended waits at `idle` for the next
-// block's: to make a context takes longer than many a kernel's wait.
-struct Stack {
-  ucontext_t begin;  // where it is entered
-  Place idle{};
-  bool is_idle = false;
-};
-std::array<Stack, kMaxThreads> stacks;
+std::array<Stack, kMaxThreads> stacks;  // by thread
 
+// Pages that no fiber touches take no memory.
 char* memory_of(unsigned thread) {
   static const std::unique_ptr<char[]> memory(new char[kStackBytes * kMaxThreads]);
   return memory.get() + kStackBytes * thread;
@@ -136,9 +138,8 @@ void Block::enter() {
     }
     Fiber& fiber = block.current();
     fiber.done = true;
-    Stack& stack = stacks[static_cast<size_t>(&fiber - block.fibers_.data())];
-    stack.is_idle = true;
-    if (__builtin_setjmp(stack.idle.data()) == 0) jump(block.scheduler_);
+    fiber.stack->idle = true;
+    if (__builtin_setjmp(fiber.stack->place.data()) == 0) jump(block.scheduler_);
   }
 }
 
@@ -146,13 +147,12 @@ void Block::start(Fiber& fiber, unsigned thread) {
   fiber.thread = {thread % size_.x, thread / size_.x % size_.y, thread / (size_.x * size_.y)};
   fiber.lane = static_cast<int>(thread % kLanes);
   fiber.warp = static_cast<int>(thread / kLanes);
-  if (stacks[thread].is_idle) {
-    fiber.place = stacks[thread].idle;
-    fiber.entered = true;
-    return;
-  }
-  // None has been here, or it was left in the middle of a kernel that ended with an error.
-  ucontext_t& begin = stacks[thread].begin;
+  Stack& stack = stacks[thread];
+  fiber.stack = &stack;
+  // Others have not been entered yet, or were left in a kernel that another one's error ended.
+  stack.entered = std::exchange(stack.idle, false);
+  if (stack.entered) return;
+  ucontext_t& begin = stack.begin;
   getcontext(&begin);
   begin.uc_stack.ss_sp = memory_of(thread);
   begin.uc_stack.ss_size = kStackBytes;
@@ -174,10 +174,9 @@ Fiber* Block::next_of_warp() {
 
 void Block::enter_or_continue(Fiber& fiber) {
   current_ = &fiber;
-  Stack& stack = stacks[static_cast<size_t>(&fiber - fibers_.data())];
-  stack.is_idle = false;
-  if (fiber.entered) jump(fiber.place);
-  fiber.entered = true;
+  Stack& stack = *fiber.stack;
+  if (stack.entered) jump(stack.place);
+  stack.entered = true;
   setcontext(&stack.begin);
   std::abort();  // setcontext() returns if it fails alone
 }
@@ -250,7 +249,7 @@ void Block::suspend(const char* what, int64_t detail) {
   Fiber& fiber = *current_;
   fiber.what = what;
   fiber.detail = detail;
-  if (__builtin_setjmp(fiber.place.data()) != 0) return;
+  if (__builtin_setjmp(fiber.stack->place.data()) != 0) return;
   // Straight to the next lane: on the way over the scheduler every turn would cost two jumps.
   if (Fiber* next = next_of_warp()) enter_or_continue(*next);
   jump(scheduler_);

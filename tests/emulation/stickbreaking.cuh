@@ -3,8 +3,7 @@
 // compile than any other file.
 #pragma once
 
-#include "emulation/attention.cuh"
-#include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
+#include "emulation/stickbreaking_forward.cuh"
 #include "kernels/attention/mainloop_stickbreaking_key_gradient_hopper.cuh"
 #include "kernels/attention/mainloop_stickbreaking_query_gradient_hopper.cuh"
 #include "kernels/attention/segments_hopper.cuh"
@@ -95,16 +94,6 @@ class StickBreaking : public Attention {
     problem_.workspace_blocks = static_cast<int>(scratch.blocks);
     problem_.workspace_tokens = static_cast<int>(scratch.segment);
   }
-  template <typename Shape>
-  void forward(Timing timing) {
-    const StickBreakingProblem& p = problem_;
-    const HopperForwardArguments x{.p = p,
-                                   .scheduler = {},
-                                   .q = token_tiles(p, p.q, Shape::kQueries),
-                                   .k = key_tiles(p, p.k, Shape::kKeys),
-                                   .v = key_tiles(p, p.v, Shape::kKeys)};
-    run_persistent<StickForwardMainloop<Shape>>(timing, x);
-  }
   HopperBackwardArguments backward_arguments() const {
     HopperBackwardArguments x{.p = problem_,
                               .gates = nullptr,
@@ -194,10 +183,10 @@ void StickBreaking::run(Timing timing, float skip_epsilon) {
   problem_.dgate = dgate_.data();
   problem_.skip_epsilon = skip_epsilon;
   if (gate_.empty()) {
-    forward<Kind<HopperForwardShape<kD, false, kFewTiles>>>(timing);
+    run_forward<Kind<HopperForwardShape<kD, false, kFewTiles>>>(timing, problem_);
     backward<kD, kFewTiles, Kind>(timing);
   } else {
-    forward<HopperForwardShape<kD, true>>(timing);
+    run_forward<HopperForwardShape<kD, true>>(timing, problem_);
     backward<kD, kFewTiles, Gated>(timing);
   }
 }

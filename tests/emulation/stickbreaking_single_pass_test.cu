@@ -1,7 +1,6 @@
 // The backward pass of stick-breaking attention in a single pass, emulated (emulator.h), against
 // the fp64 oracle.
-#include "emulation/attention.cuh"
-#include "kernels/attention/mainloop_stickbreaking_forward_hopper.cuh"
+#include "emulation/stickbreaking_forward.cuh"
 #include "kernels/attention/single_pass_arguments_hopper.cuh"
 #include "kernels/attention/single_pass_ends_hopper.cuh"
 
@@ -87,10 +86,10 @@ class SinglePass : public Attention {
     problem_.dgate = dgate_.data();
     problem_.skip_epsilon = skip_epsilon;
     if (gate_.empty()) {
-      forward<Kind<HopperForwardShape<kD, false, false>>>(timing);
+      run_forward<Kind<HopperForwardShape<kD, false, false>>>(timing, problem_);
       backward<kD, Kind<SinglePassShape<kD>>>(timing);
     } else {
-      forward<HopperForwardShape<kD, true>>(timing);
+      run_forward<HopperForwardShape<kD, true>>(timing, problem_);
       backward<kD, Gated<SinglePassShape<kD>>>(timing);
     }
   }
@@ -107,16 +106,6 @@ class SinglePass : public Attention {
   }
 
  private:
-  template <typename Shape>
-  void forward(Timing timing) {
-    const StickBreakingProblem& p = problem_;
-    const HopperForwardArguments x{.p = p,
-                                   .scheduler = {},
-                                   .q = token_tiles(p, p.q, Shape::kQueries),
-                                   .k = key_tiles(p, p.k, Shape::kKeys),
-                                   .v = key_tiles(p, p.v, Shape::kKeys)};
-    run_persistent<StickForwardMainloop<Shape>>(timing, x);
-  }
   template <int kD, typename Shape>
   void backward(Timing timing) {
     static_assert(kSharedBytes<SinglePassShared<Shape>> <= kMaxSharedBytes);
