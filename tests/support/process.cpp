@@ -66,6 +66,10 @@ int Process::wait(double seconds) {
     if (Clock::now() > deadline) {
       ADD_FAILURE() << "still running after " << seconds << " s:\n" << output();
       kill(pid_, SIGKILL);
+      int status = 0;
+      waitpid(pid_, &status, 0);  // a process that holds a GPU takes a while to end
+      status_ = exit_code(status);
+      break;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
