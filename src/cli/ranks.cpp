@@ -18,8 +18,9 @@ namespace sbtrain {
 namespace {
 
 // After the job has failed, the time for a rank to end by itself: aborting a communicator takes a
-// tenth of a second, freeing memory some seconds.
-constexpr std::chrono::seconds kLastResort{30};
+// tenth of a second, freeing memory some seconds. Copy engines that wait for a rank that is gone
+// are freed by nothing but the end of their process.
+constexpr std::chrono::seconds kLastResort{10};
 
 // Enough for ranks that a launcher starts together; a rank that waits longer for the others, to
 // tell them of its own failure, only delays its message.

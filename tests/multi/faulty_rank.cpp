@@ -1,6 +1,7 @@
 // One rank of a job in which rank 1 fails in the tenth round of collectives, in a way that the
-// command line names:  multi_rank fault cpu|cuda kill|stop|leave|throw|hang|exchange
+// command line names:  multi_rank fault cpu|cuda kill|stop|leave|throw|hang|exchange|stuck
 // exchange: it is killed while exchanges are under way, on GPUs by the copy engines.
+// stuck: it is killed while the others wait for something that no abort of a communicator ends.
 // Every rank writes "rank R ends with C: MESSAGE" and exits with the code C.
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "cli/ranks.h"
 #include "core/error.h"
 #include "core/gpus.h"
 #include "job/launch.h"
@@ -20,7 +22,8 @@ namespace sbtrain::test {
 namespace {
 
 void fail_as(const std::string& fault) {
-  if (fault == "kill") raise(SIGKILL);
+  if (fault == "stuck") std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  if (fault == "kill" || fault == "stuck") raise(SIGKILL);
   if (fault == "stop") raise(SIGSTOP);
   if (fault == "leave") _exit(0);
   if (fault == "throw") fail(ExitCode::kData, "shard 3 is damaged");
@@ -35,6 +38,7 @@ void collectives(Control& control, Communicator& ranks, Backend backend, const s
   for (int round = 0; round < 1000; ++round) {
     control.progress(fmt::format("round {}", round));
     if (round == 10 && ranks.rank() == 1) fail_as(fault);
+    if (round == 10 && fault == "stuck") std::this_thread::sleep_for(std::chrono::hours(1));
     ops::run(s, ops::Fill{.x = x, .value = 1.0f});
     ranks.all_reduce(s, x);
     float first = 0;
@@ -72,19 +76,14 @@ void exchanges(Control& control, Communicator& ranks, Backend backend) {
   }
 }
 
-JobFailure run(Control& control, Backend backend, int local_rank, const std::string& fault) {
-  try {
-    control.check();
-    // Ranks may share a GPU.
-    if (backend == Backend::kCuda) choose_gpu(local_rank % visible_gpus());
-    const bool exchanging = fault == "exchange";
-    const std::unique_ptr<Communicator> ranks =
-        make_communicator(control, backend, {.copy_engines = exchanging});
-    exchanging ? exchanges(control, *ranks, backend) : collectives(control, *ranks, backend, fault);
-  } catch (const Error& e) {
-    control.report({e.code(), e.what()});
-  }
-  return control.failure().value_or(JobFailure{ExitCode::kInternal, "the job has no failure"});
+ExitCode run(Control& control, Backend backend, int local_rank, const std::string& fault) {
+  // Ranks may share a GPU.
+  if (backend == Backend::kCuda) choose_gpu(local_rank % visible_gpus());
+  const bool exchanging = fault == "exchange";
+  const std::unique_ptr<Communicator> ranks =
+      make_communicator(control, backend, {.copy_engines = exchanging});
+  exchanging ? exchanges(control, *ranks, backend) : collectives(control, *ranks, backend, fault);
+  return ExitCode::kInternal;  // not reached: both end with an error
 }
 
 }  // namespace
@@ -96,10 +95,12 @@ int run_fault(int argc, char** argv) {
                                              .progress = std::chrono::seconds(3),
                                              .heartbeat = std::chrono::milliseconds(200)});
   const Backend backend = argv[0] == std::string("cuda") ? Backend::kCuda : Backend::kCpu;
-  const JobFailure failure = run(*control, backend, launch.local_rank, argv[1]);
-  fmt::print(stderr, "rank {} ends with {}: {}\n", launch.rank, static_cast<int>(failure.code),
-             failure.message);
-  return static_cast<int>(failure.code);
+  // As the program does it, so that a rank that is stuck ends as well.
+  const ExitCode code =
+      run_as_rank(*control, [&] { return run(*control, backend, launch.local_rank, argv[1]); });
+  fmt::print(stderr, "rank {} ends with {}: {}\n", launch.rank, static_cast<int>(code),
+             control->failure() ? control->failure()->message : "the job has no failure");
+  return static_cast<int>(code);
 }
 
 }  // namespace sbtrain::test

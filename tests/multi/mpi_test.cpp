@@ -69,6 +69,12 @@ TEST(MpiFaults, AKilledRankEndsTheJob) {
 TEST(MpiFaults, ARankThatIsKilledInAnExchangeEndsTheJob) {
   expect_end("exchange", true, 7, "rank 1");
 }
+// As on GPUs whose copy engines wait for one that is gone.
+TEST(MpiFaults, RanksThatNothingFreesEndAllTheSame) {
+  const Outcome outcome = mpirun(3, {SBTRAIN_RANK, "fault", "cpu", "stuck"}, true);
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_NE(outcome.output.find("error: rank 1 (pid "), std::string::npos) << outcome.output;
+}
 TEST(MpiFaults, ARankThatLeavesEndsTheJob) {
   expect_end("leave", true, 7, "rank 1");
 }

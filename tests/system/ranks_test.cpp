@@ -114,8 +114,8 @@ class RankedTraining : public SystemTest {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  // The exit codes of all ranks. After a failure they end long before the last resort, which is
-  // half a minute later.
+  // The exit codes of all ranks. After a failure they end by themselves: the log of one that is
+  // ended ten seconds later says so, and is not what expect_logged() looks for.
   std::vector<int> finish(Job& job, double seconds = 25) {
     job.mpirun->wait(seconds);
     output_ = job.mpirun->output();
