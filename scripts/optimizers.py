@@ -2,7 +2,7 @@
 """Trains models with AdamW and with Muon, and keeps what each run has given as one line of a file.
 
     scripts/optimizers.py pack                         # a part of corpus/packages (docs/corpus.md) of below 20 MB
-    scripts/optimizers.py small --jobs 4               # 23M models: a grid of rate and decay, then three seeds
+    scripts/optimizers.py small                        # 23M models: a grid of rate and decay, then three seeds
     scripts/optimizers.py small --variant "muon head" "--train.optimizer=muon --train.qkv_matrices=head"
     scripts/optimizers.py large --minutes 10           # 350m_sb on all GPUs: rates, then one long run of each
     scripts/optimizers.py large --gpus-per-run 2 --variant "muon fp8" "--train.optimizer=muon --train.precision=fp8"
@@ -12,10 +12,9 @@
 the validation loss after --grid-steps, trains these with three seeds for --steps, and Muon besides for parts of them,
 to tell how many tokens it needs for AdamW's loss. Where the best of a grid is at its edge, the next rate or decay
 beyond it is trained, too. A --variant comes last: it begins with the best rate and decay of the optimizer that it is a
-variant of, and the rates beside it. Every run of `small` has one GPU; --jobs of them run at once and share the GPUs
-that are visible. `large` gives every long run all GPUs, or --gpus-per-run of them to as many at a time as there are
-GPUs for, and --jobs at once one each while it looks for the rate. There a variant is trained with the rate of its
-optimizer.
+variant of, and the rates beside it. Every run of `small` has one GPU, and every GPU one run, unless --jobs says that
+more share them. `large` gives every long run all GPUs, or --gpus-per-run of them to as many at a time as there are GPUs
+for, and one to each run while it looks for the rate. There a variant is trained with the rate of its optimizer.
 
 A run that is done is a line of OUT/results.jsonl, and its folder is deleted. The same command does what is missing,
 also with a results.jsonl that an earlier call has left: a run that was stopped goes on from its folder in OUT/runs.
@@ -140,6 +139,7 @@ class Runner:
         self.tokens_per_length = arguments.tokens_per_length
         self.gpus = arguments.gpus.split(",") if arguments.gpus else visible_gpus() or [""]
         self.options = prepare(self.sbtrain, Path(arguments.data).absolute()) + arguments.options
+        self.jobs = arguments.jobs or len(self.gpus)
         self.device = next((o.removeprefix("--device=") for o in arguments.options if o.startswith("--device=")), "auto")
         self.results = self.out / "results.jsonl"
         self.out.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ def next_beyond(points, first, point, axis, most):
     return float(f"{value * value / values[1 if lowest else -2]:.3g}") if tried < most else None
 
 
-def search(runner, first, steps, jobs, extend):
+def search(runner, first, steps, extend):
     """{pair: its best (rate, decay)}, for {pair: points to train}, each for so many steps. At an edge of a grid the
     next point is trained, up to `extend` times in each direction. Points of earlier calls belong to a grid."""
     grids = {pair: dict.fromkeys(points) for pair, points in first.items()}
@@ -327,8 +327,8 @@ def search(runner, first, steps, jobs, extend):
                 points[run["lr"], run["decay"]] = None
     while True:
         runs = {pair: [pair.run("grid", steps, 2, *point, 1) for point in points] for pair, points in grids.items()}
-        runner.results_of([run for part in runs.values() for run in part], jobs)
-        chosen = {pair: best(runner.results_of(part, jobs)) for pair, part in runs.items()}
+        runner.results_of([run for part in runs.values() for run in part], runner.jobs)
+        chosen = {pair: best(runner.results_of(part, runner.jobs)) for pair, part in runs.items()}
         more = False
         for pair, (lr, decay) in chosen.items():
             for axis in (0, 1):
@@ -358,18 +358,18 @@ def small(arguments):
         return [Pair(model, name, tuple(options)) for name, options in optimizers.items() for model in models]
 
     def searched(grids):
-        return search(runner, grids, arguments.grid_steps, arguments.jobs, arguments.extend)
+        return search(runner, grids, arguments.grid_steps, arguments.extend)
 
     def train_seeds(chosen):
         lengths = arguments.lengths.split(",")
         runner.results_of([pair.run("seed", arguments.steps, 20, *point, int(seed), map(int, lengths))
-                           for seed in numbers(arguments.seeds) for pair, point in chosen.items()], arguments.jobs)
+                           for seed in numbers(arguments.seeds) for pair, point in chosen.items()], runner.jobs)
 
     rates, decays = numbers(arguments.rates), numbers(arguments.decays)
     chosen = searched({pair: list(itertools.product(rates, decays)) for pair in pairs(named)})
     train_seeds(chosen)
     runner.results_of([pair.run("shorter", round(part * arguments.steps), 2, *point, 1) for part in SHORTER
-                       for pair, point in chosen.items() if pair.optimizer == "muon"], arguments.jobs)
+                       for pair, point in chosen.items() if pair.optimizer == "muon"], runner.jobs)
     if variants:
         train_seeds(searched({pair: around(chosen, pair, rates) for pair in pairs(variants)}))
 
@@ -400,8 +400,7 @@ def large(arguments):
         return [Pair(arguments.model, name, tuple(options), defaults) for name, options in optimizers.items()]
 
     rates = [(lr, 0.1) for lr in numbers(arguments.rates)]
-    at_once = max(1, min(arguments.jobs, len(runner.gpus)))
-    chosen = search(runner, {pair: rates for pair in pairs(named)}, max(1, steps // 10), at_once, arguments.extend)
+    chosen = search(runner, {pair: rates for pair in pairs(named)}, max(1, steps // 10), arguments.extend)
     chosen |= {variant: best_of_optimizer(chosen, variant) for variant in pairs(variants)}
     runs = [pair.run("long", steps, 20, *point, 1, saves=4) for pair, point in chosen.items()]
     for run in runs:
@@ -425,6 +424,8 @@ def add_common(parser, rates):
     parser.add_argument("--gpus", help="such as 0,1; default: those that are visible")
     parser.add_argument("--limit", type=float, default=0, metavar="SECONDS", help="stop after so long; 0: never")
     parser.add_argument("--rates", default=rates, help=f"learning rates of the grid ({rates})")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N",
+                        help="runs of one GPU at once; default: as many as there are GPUs")
     parser.add_argument("--extend", type=int, default=3, metavar="N",
                         help="rates, and decays, that are tried beyond an edge of the grid (3)")
     parser.add_argument("--variant", nargs=2, action="append", default=[], metavar=("NAME", "OPTIONS"),
@@ -450,7 +451,6 @@ def parse_arguments(words):
     part.add_argument("--decays", default=decays, help=f"weight decays of the grid ({decays})")
     part.add_argument("--models", default="sb,rope", help="of configs/lengths_*.yaml (sb,rope)")
     part.add_argument("--seeds", default="1,2,3")
-    part.add_argument("--jobs", type=int, default=4, help="runs at once (4)")
     part.add_argument("--grid-steps", type=int, default=400, help="steps of a run of the grid (400)")
     part.add_argument("--steps", type=int, default=2000, help="steps of the runs with the rates chosen (2000)")
     part.add_argument("--lengths", default="512,1024,2048,4096,8192,16384")
@@ -465,7 +465,6 @@ def parse_arguments(words):
     part.add_argument("--gpus-per-run", type=int, default=0, metavar="N",
                       help="of each long run; default: all, one run after the other")
     part.add_argument("--keep", action="store_true", help="keep the folders of the long runs in OUT/runs")
-    part.add_argument("--jobs", type=int, default=8, help="runs at once while it looks for the rate, one for a GPU (8)")
     arguments = parser.parse_args(words[:split])
     arguments.options = words[split + 1:]
     return arguments
