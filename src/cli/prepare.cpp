@@ -122,6 +122,9 @@ void print_warnings(const PrepareProgress& progress) {
     print_error("note: {} file(s) of the folders were left out: {}\n", files,
                 list_kinds(progress.left_out));
   }
+  if (progress.too_short > 0) {
+    print_error("note: {} document(s) of too few tokens were left out\n", progress.too_short);
+  }
   if (progress.bad_records > 0) {
     print_error("note: {} bad record(s) were left out{}:\n", progress.bad_records,
                 progress.bad_records > static_cast<int64_t>(progress.first_bad.size())
@@ -239,6 +242,13 @@ void add_prepare(Command app, Action& action) {
       .add_option("--split", options.split,
                   "Share of the documents that goes to OUTPUT's .validation sibling")
       .check(in_range(1e-9, 0.999));
+  command
+      .add_option(
+          "--min-tokens", options.min_tokens,
+          "Leave out documents of fewer tokens than this, such as 32768 for a store of long "
+          "ones")
+      .capture_default_str()
+      .check(whole_numbers(int64_t{0}, int64_t{1} << 30));
   command.add_flag("--bos", options.bos, "Start each document with the tokenizer's bos");
   command.add_flag("!--no-eos", options.eos, "Do not end each document with its eos");
   command.add_option("--threads", options.threads, "Threads that encode; 0: one per core")

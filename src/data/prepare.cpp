@@ -466,18 +466,38 @@ class Output {
   int64_t tokens_ = 0;
 };
 
-// The store, and with a split the one for validation.
+// The store, and with a split the one for validation, of the documents that are long enough.
 class Outputs {
  public:
   Outputs(const PrepareOptions& options, const StoreInfo& format)
-      : split_(options.split), train_(options.output, format) {
+      : split_(options.split), min_tokens_(options.min_tokens), train_(options.output, format) {
     if (split_ > 0) validation_.emplace(validation_path(options.output), format);
   }
 
-  void append(const Encoded::Chunk& chunk, std::span<const int32_t> tokens) {
-    if (chunk.first) to_validation_ = chunk.split_key < split_;
-    (to_validation_ ? *validation_ : train_).append(chunk, tokens);
+  void append(const Encoded::Chunk& chunk, std::span<const int32_t> tokens,
+              PrepareProgress& progress) {
+    if (chunk.first) {
+      to_validation_ = chunk.split_key < split_;
+      document_tokens_ = 0;
+    }
+    const bool waited = document_tokens_ < min_tokens_;
+    document_tokens_ += static_cast<int64_t>(tokens.size());
+    if (document_tokens_ < min_tokens_) {
+      wait(chunk, tokens, progress);
+      return;
+    }
+    if (waited) {
+      std::span<const int32_t> rest(waiting_tokens_);
+      for (const Encoded::Chunk& earlier : std::exchange(waiting_, {})) {
+        write(earlier, rest.first(earlier.tokens), progress);
+        rest = rest.subspan(earlier.tokens);
+      }
+      waiting_tokens_.clear();
+    }
+    write(chunk, tokens, progress);
   }
+  // Of those that were too short.
+  int64_t longest_left_out() const { return longest_left_out_; }
 
   PreparedStores finish(int64_t documents) {
     if (!validation_) {
@@ -498,10 +518,34 @@ class Outputs {
   }
 
  private:
+  void write(const Encoded::Chunk& chunk, std::span<const int32_t> tokens,
+             PrepareProgress& progress) {
+    (to_validation_ ? *validation_ : train_).append(chunk, tokens);
+    progress.documents += chunk.last ? 1 : 0;
+    progress.tokens += static_cast<int64_t>(tokens.size());
+  }
+  void wait(const Encoded::Chunk& chunk, std::span<const int32_t> tokens,
+            PrepareProgress& progress) {
+    if (!chunk.last) {
+      waiting_.push_back(chunk);
+      waiting_tokens_.insert(waiting_tokens_.end(), tokens.begin(), tokens.end());
+      return;
+    }
+    ++progress.too_short;
+    longest_left_out_ = std::max(longest_left_out_, document_tokens_);
+    waiting_.clear();
+    waiting_tokens_.clear();
+  }
+
   const double split_;
+  const int64_t min_tokens_;
   Output train_;
   std::optional<Output> validation_;
   bool to_validation_ = false;  // where the current document goes
+  int64_t document_tokens_ = 0;
+  std::vector<Encoded::Chunk> waiting_;  // of the current document, which is too short so far
+  std::vector<int32_t> waiting_tokens_;
+  int64_t longest_left_out_ = 0;
 };
 
 void add_bad_records(const Encoded& encoded, PrepareProgress& progress) {
@@ -541,13 +585,11 @@ PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer*
     if (next == Next::kResult) {
       std::span<const int32_t> rest(encoded.tokens);
       for (const Encoded::Chunk& chunk : encoded.chunks) {
-        outputs.append(chunk, rest.first(chunk.tokens));
+        outputs.append(chunk, rest.first(chunk.tokens), progress);
         rest = rest.subspan(chunk.tokens);
-        progress.documents += chunk.last ? 1 : 0;
       }
       progress.bytes = encoded.position;
       progress.content_bytes += encoded.bytes;
-      progress.tokens += static_cast<int64_t>(encoded.tokens.size());
       progress.forced_cuts += encoded.forced_cuts;
       add_bad_records(encoded, progress);
     }
@@ -556,6 +598,10 @@ PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer*
   if (progress.tokens == 0 && progress.bad_records > 0) {
     fail(ExitCode::kData, "{}: there is no text in the input; {} record(s) are bad, such as {}",
          input.name(), progress.bad_records, progress.first_bad.front());
+  }
+  if (progress.too_short > 0 && progress.tokens == 0) {
+    fail(ExitCode::kUsage, "{}: no document has {} tokens (--min-tokens); the longest of {} has {}",
+         input.name(), options.min_tokens, progress.too_short, outputs.longest_left_out());
   }
   if (progress.tokens == 0)
     fail(ExitCode::kUsage, "{}: there is no text in the input", input.name());

@@ -24,6 +24,9 @@ struct PrepareOptions {
   // The share of documents, 0 to 1, that goes to validation_path(output); 0: there is no such file.
   double split = 0;
   int64_t vocab = 0;  // for tokens without a tokenizer; 0: that of llm.c's header
+  // Documents of fewer tokens, bos and eos counted, are left out and counted. They wait in memory
+  // until they have so many.
+  int64_t min_tokens = 0;
   // Lines of JSON that are no documents are left out and counted; otherwise they are errors.
   bool skip_bad_records = false;
 };
@@ -42,6 +45,7 @@ struct PrepareProgress {
   // Places where the text had to be cut before it was tokenised, so that tokens may differ from
   // those of the uncut text (Tokenizer::part).
   int64_t forced_cuts = 0;
+  int64_t too_short = 0;                    // documents left out for PrepareOptions::min_tokens
   int64_t bad_records = 0;                  // left out
   std::vector<std::string> first_bad;       // of them, kBadRecordsNamed at most: place and reason
   std::map<std::string, int64_t> taken;     // files of the folders, by extension
@@ -74,9 +78,9 @@ struct PreparedStores {
 // lie in the same file, wherever they come from. Both files appear or none does; in the instant
 // between the two renames an older pair is gone already, so that files of two pairs never meet.
 //
-// Throws ExitCode::kUsage (also if an output is one of the inputs, and if a split leaves one file
-// empty), kData (a file that is not text, a line that is not a document unless such are left out,
-// an id beyond the vocabulary, each named) and kStorage.
+// Throws ExitCode::kUsage (also if an output is one of the inputs, if a split leaves one file
+// empty, and if all documents are too short), kData (a file that is not text, a line that is not a
+// document unless such are left out, an id beyond the vocabulary, each named) and kStorage.
 PreparedStores prepare_documents(const PrepareOptions& options, const Tokenizer* tokenizer,
                                  const PrepareReport& report);
 

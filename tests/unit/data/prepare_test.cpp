@@ -95,6 +95,52 @@ TEST_F(PrepareTest, BosAndEosAreOptions) {
   EXPECT_FALSE(store.info().ends_with_eos);
 }
 
+// Also where a document comes in parts, of which the first ones are shorter.
+TEST_F(PrepareTest, ShortDocumentsAreLeftOut) {
+  std::string text;
+  const std::vector<std::string> texts = english_texts();
+  for (size_t i = 0; text.size() < 3 * kTextPartBytes; ++i) text += texts[i % texts.size()];
+  write_file(path("long.txt"), text);
+  write_file(path("short.txt"), texts[0].substr(0, 2000));
+  write_file(path("a.txt"), "a");
+  const auto count = [&](int64_t min_tokens, PrepareProgress& last) {
+    const PrepareOptions options{
+        .inputs = {path("a.txt"), path("long.txt"), path("short.txt"), path("a.txt")},
+        .output = path("min.h5"),
+        .min_tokens = min_tokens};
+    return prepare_documents(options, &tokenizer(),
+                             [&](const PrepareProgress& progress) {
+                               last = progress;
+                               return true;
+                             })
+        .store;
+  };
+  PrepareProgress progress;
+  const StoreInfo all = count(0, progress);
+  EXPECT_EQ(all.documents, 4);
+  EXPECT_EQ(progress.too_short, 0);
+  const DocumentStore store(path("min.h5"));
+  const int64_t longest = store.length(1);
+  const int64_t shorter = store.length(2);
+  std::vector<int32_t> tokens(static_cast<size_t>(longest));
+  store.read(static_cast<int64_t>(store.offsets()[1]), tokens);
+  EXPECT_EQ(count(shorter, progress).documents, 2);
+  const StoreInfo one = count(longest, progress);
+  EXPECT_EQ(one.documents, 1);
+  EXPECT_EQ(one.tokens, longest);
+  EXPECT_EQ(one.text_bytes, static_cast<int64_t>(text.size()));
+  EXPECT_EQ(progress.too_short, 3);
+  EXPECT_EQ(progress.documents, 1);
+  EXPECT_EQ(progress.tokens, longest);
+  std::vector<int32_t> kept(tokens.size());
+  DocumentStore(path("min.h5")).read(0, kept);
+  EXPECT_TRUE(kept == tokens);
+  const Thrown error = thrown_by([&] { count(longest + 1, progress); });
+  EXPECT_EQ(error.code, ExitCode::kUsage);
+  EXPECT_TRUE(error.says(fmt::format("no document has {} tokens", longest + 1))) << error.message;
+  EXPECT_TRUE(error.says(fmt::format("the longest of 4 has {}", longest))) << error.message;
+}
+
 TEST_F(PrepareTest, NamesTheBadLine) {
   const std::string file = path("bad.jsonl");
   for (const char* bad : {"{\"text\": ", "{\"txt\": \"a\"}", "[1]", "{\"text\": 7}", "\xff"}) {
