@@ -246,7 +246,8 @@ def skip_table(rows):
         def saved(key):
             return f"{1e3 * row[key]:.2f} ({100 * (row[key] / full[key] - 1):+.0f}%)"
 
-        lines.append([str(row["length"]), f"{row['epsilon']:.2g}", f"{100 * row['keys_read']:.1f}%",
+        lines.append([str(row["length"]), f"{row['epsilon']:.2g}",
+                      "" if row["keys_read"] is None else f"{100 * row['keys_read']:.1f}%",
                       saved("attention_forward_seconds"), saved("attention_backward_seconds"),
                       saved("model_forward_seconds"), saved("model_training_seconds"),
                       f"{row['loss']:.4f}" if row is full else f"{row['loss'] - full['loss']:+.4f}"])

@@ -21,17 +21,19 @@ struct BenchSkipCommand {
   bool json = false;
 };
 
+nlohmann::ordered_json number_or_null(double x) {
+  return std::isnan(x) ? nlohmann::ordered_json() : nlohmann::ordered_json(x);
+}
+
 void print_json(const std::string& name, const SkippingBenchRow& row) {
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
-  for (const double share : row.keys_read_by_layer) {
-    layers.push_back(std::isnan(share) ? nlohmann::ordered_json() : nlohmann::ordered_json(share));
-  }
+  for (const double share : row.keys_read_by_layer) layers.push_back(number_or_null(share));
   const nlohmann::ordered_json json = {{"name", name},
                                        {"length", row.length},
                                        {"epsilon", row.epsilon},
                                        {"windows", row.windows},
                                        {"batch_tokens", row.batch_tokens},
-                                       {"keys_read", row.keys_read},
+                                       {"keys_read", number_or_null(row.keys_read)},
                                        {"keys_read_by_layer", std::move(layers)},
                                        {"loss", row.loss},
                                        {"attention_forward_seconds", row.attention_forward},
@@ -48,8 +50,10 @@ void print_table(const std::vector<SkippingBenchRow>& rows) {
   double loss = 0;  // without skipping
   for (const SkippingBenchRow& row : rows) {
     if (row.epsilon == 0) loss = row.loss;
-    fmt::print("{:>8}{:>11.3g}{:>8}{:>10.1f}%{:>22.3f}{:>23.3f}{:>18.3f}{:>13.3f}", row.length,
-               row.epsilon, row.batch_tokens, 100 * row.keys_read, 1e3 * row.attention_forward,
+    const std::string read =
+        std::isnan(row.keys_read) ? "" : fmt::format("{:.1f}%", 100 * row.keys_read);
+    fmt::print("{:>8}{:>11.3g}{:>8}{:>11}{:>22.3f}{:>23.3f}{:>18.3f}{:>13.3f}", row.length,
+               row.epsilon, row.batch_tokens, read, 1e3 * row.attention_forward,
                1e3 * row.attention_backward, 1e3 * row.model_forward, 1e3 * row.model_training);
     if (row.epsilon == 0) {
       fmt::print("{:>11.4f}\n", row.loss);
@@ -88,8 +92,8 @@ void add_bench_skip(Command bench, Action& action) {
   auto options = std::make_shared<BenchSkipCommand>();
   Command command = bench.add_subcommand(
       "skip",
-      "What a trained stick-breaking model saves and loses by skipping keys, by length and "
-      "skip_epsilon");
+      "What a trained model takes by length, and what stick-breaking attention saves and loses by "
+      "skipping keys, by skip_epsilon");
   const Check positive = whole_numbers(int64_t{1}, int64_t{1} << 20);
   command.add_option("--checkpoint", options->checkpoint, "Run folder or checkpoint").required();
   command.add_option("--data", options->data,

@@ -477,6 +477,29 @@ TEST_F(SystemTest, ShowsItsAttention) {
       << output_;
 }
 
+// It has one row for each length, and the loss of `sbtrain eval`.
+TEST_F(SystemTest, BenchSkipMeasuresAModelThatSkipsNothing) {
+  ASSERT_EQ(run(training("run", {"--model.attention.type=softmax"})), 0) << output_;
+  const std::vector<std::string> bench = {
+      "bench",     "skip", "--checkpoint", path("run"), "--device", "cpu", "--lengths", "32",
+      "--batches", "2",    "--repeats",    "1",         "--tokens", "64"};
+  ASSERT_EQ(run(bench), 0) << output_;
+  EXPECT_EQ(output_.find('%'), std::string::npos) << output_;
+  std::vector<std::string> with_json = bench;
+  with_json.emplace_back("--json");
+  ASSERT_EQ(run(with_json), 0) << output_;
+  const nlohmann::json row = printed_json(output_);  // there is no second one
+  EXPECT_EQ(row.at("epsilon"), 0);
+  EXPECT_TRUE(row.at("keys_read").is_null());
+  EXPECT_GT(row.at("attention_forward_seconds"), 0);
+  EXPECT_GT(row.at("attention_backward_seconds"), 0);
+  ASSERT_EQ(run({"eval", "--checkpoint", path("run"), "--device", "cpu", "--lengths", "32",
+                 "--tokens-per-length", "128", "--json", "-"}),
+            0)
+      << output_;
+  EXPECT_NEAR(row.at("loss"), printed_json(output_).at("lengths").at(0).at("loss"), 1e-6);
+}
+
 // The weights that a benchmark draws stay as they are, whatever the rate: all of its steps read the
 // same keys.
 TEST_F(SystemTest, BenchTrainSaysWhatShareOfTheKeysIsRead) {
