@@ -4,8 +4,12 @@
     sbtrain bench skip --checkpoint runs/lengths/sb --lengths 512,2048,8192 --json > skip.jsonl
     scripts/plot_skip.py skip.jsonl -o skip.png
 
+    scripts/plot_skip.py --speed --labels stick-breaking,RoPE sb.jsonl rope.jsonl -o speed.png
+
 There is one line for each skip_epsilon. Times are those of attention forward and backward together, relative to
-attention that skips nothing. The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
+attention that skips nothing. --speed draws the tokens per second of a forward and backward pass over the length, one
+line for each file: with its lowest skip_epsilon above 0, and where it has one also, dashed, without skipping. The
+script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
 import argparse
@@ -13,7 +17,7 @@ import json
 import sys
 from pathlib import Path
 
-from plotting import COLOURS, MARKERS, PlotError, load_pyplot, save, style_axes
+from plotting import COLOURS, MARKERS, PlotError, labels_of, load_pyplot, save, style_axes
 
 
 def read(path):
@@ -74,10 +78,44 @@ def draw(lines, title, output):
     save(figure, output)
 
 
+def speeds(rows, epsilon):
+    """[(length, tokens per second)] of a pass forward and backward, with this skip_epsilon."""
+    return sorted((row["length"], row["batch_tokens"] / row["model_training_seconds"]) for row in rows
+                  if row["epsilon"] == epsilon)
+
+
+def draw_speeds(runs, labels, title, output):
+    plt = load_pyplot()
+    figure, axes = plt.subplots(figsize=(7.6, 4.6), constrained_layout=True)
+    lengths = set()
+    for i, (rows, label) in enumerate(zip(runs, labels)):
+        epsilons = sorted({row["epsilon"] for row in rows})[:2]
+        for epsilon in epsilons:
+            points = speeds(rows, epsilon)
+            skips = epsilon == epsilons[-1]
+            axes.plot([point[0] for point in points], [point[1] for point in points], "-" if skips else "--",
+                      color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], markersize=5,
+                      markerfacecolor="white", linewidth=1.6, label=label if skips else f"{label}, without skipping")
+            lengths |= {point[0] for point in points}
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sorted(lengths), [f"{length:,}" for length in sorted(lengths)], fontsize=8)
+    axes.set_xticks([], minor=True)
+    style_axes(axes)
+    axes.set_xlabel("tokens in the window")
+    axes.set_ylabel("tokens per second, forward and backward")
+    axes.legend(frameon=False, fontsize=8)
+    if title:
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    save(figure, output)
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", metavar="JSONL", help="what `sbtrain bench skip --json` has printed")
+    parser.add_argument("files", metavar="JSONL", nargs="+", help="what `sbtrain bench skip --json` has printed")
+    parser.add_argument("--speed", action="store_true", help="draw tokens per second; takes several files")
+    parser.add_argument("--labels", help="names of the files' lines with --speed; default: the names of the runs")
     parser.add_argument("-o", "--output", metavar="PNG", help="default: skip.png beside the file")
     parser.add_argument("--title")
     return parser.parse_args()
@@ -86,10 +124,18 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     try:
-        output = Path(arguments.output or Path(arguments.file).parent / "skip.png")
-        draw(lines_of(read(arguments.file)), arguments.title, output)
-    except (KeyError, TypeError) as error:
-        sys.exit(f"plot_skip: {arguments.file}: no result of `sbtrain bench skip --json`: {error!r}")
+        files = arguments.files
+        output = Path(arguments.output or Path(files[0]).parent / ("speed.png" if arguments.speed else "skip.png"))
+        if arguments.speed:
+            runs = [read(file) for file in files]
+            labels = [label or rows[0]["name"] for label, rows in zip(labels_of(arguments), runs)]
+            draw_speeds(runs, labels, arguments.title, output)
+        elif len(files) > 1 or arguments.labels:
+            raise PlotError("several files, and --labels, are for --speed")
+        else:
+            draw(lines_of(read(files[0])), arguments.title, output)
+    except (KeyError, TypeError, IndexError) as error:
+        sys.exit(f"plot_skip: {', '.join(arguments.files)}: no result of `sbtrain bench skip --json`: {error!r}")
     except PlotError as error:
         sys.exit(f"plot_skip: {error}")
     print(output)

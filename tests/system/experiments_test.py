@@ -110,6 +110,42 @@ class Experiments(Checkout):
         (self.out / "rope_tasks.json").unlink()
         self.assertEqual(self.run_script(*arguments, options=options).count(" begins"), 1)
 
+    @unittest.skipUnless(shutil.which("zstd"), "zstd is not installed")
+    def test_long_contexts(self):
+        shutil.copy(self.folder / "texts/train.jsonl.zst", self.folder / "texts/held_out.jsonl.zst")
+        arguments = ["--rows", "64,128", "--steps", "2,2", "--lengths", "128,256", "--tokens", "512", "--timed", "128,512",
+                     "--needles", "2", "--tasks", "passkey", "--sizes", "512,1024", "--samples", "2", "--asked", "1",
+                     "--ask-at", "1024", "--jobs", "2"]
+        model = [option for option in TINY if "sequence_length" not in option]
+        model.append("--stages.0.schedule.warmup=0 steps")
+
+        def run(*models):
+            command = [self.folder / "scripts/long_contexts.sh", "--out", self.out, "--corpus", "texts", *arguments,
+                       *models, "--", *model]
+            return subprocess.run(list(map(str, command)), cwd=self.folder, env=self.environment, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+
+        for base in ("sb", "rope", "window"):  # 2000 steps are not for a test
+            path = self.folder / f"configs/lengths_{base}.yaml"
+            path.write_text(path.read_text() + "stages: [{name: train, length: 2 steps}]\n")
+        done = run()
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.stdout.count(" is done after "), 3 + 4, done.stdout)
+        lines = [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
+        kinds = ("lengths", "tasks", "rows", "curve")
+        self.assertEqual([sum(kind in line for line in lines) for kind in kinds], [8, 4, 4, 4 * 3])
+        factors = {name: (self.out / name / "config.yaml").read_text() for name in ("rope_ntk-128", "rope_yarn-needles")}
+        for name, text in factors.items():
+            self.assertRegex(text, r"rope_factor: 1\b", name)  # 128 tokens are fewer than 512
+        tables = (self.out / "tables.md").read_text()
+        self.assertIn("RoPE, YaRN", tables)
+        self.assertIn("Skipping keys", tables)
+        again = run()
+        self.assertNotIn(" begins", again.stdout)
+        (self.out / "window_tasks.json").unlink()
+        self.assertEqual(run("window").stdout.count(" begins"), 1)
+        self.assertIn("--from: nowhere has no run sb", run("--from", "nowhere", "sb").stdout)
+
     def test_a_model_turned_into_stick_breaking(self):
         self.run_script(*self.lengths, "rope")
         arguments = ("from_rope.sh", "--from", self.out / "seed-1/rope", "--rates", "1e-3,2e-3", "--jobs", "2")
