@@ -147,7 +147,7 @@ time_lengths() {
     [ "$length" -le 131072 ] || often=1
     "$sbtrain" bench skip --checkpoint "$2" --device "$device" --data "$out/joined.h5" --lengths "$length" --tokens 131072 \
       --epsilons 5.9604644775390625e-08 --batches "$often" --repeats "$often" --json || code=$?
-    [ $code -eq 0 ] || [ $code -eq 8 ] || return $code
+    [ "$code" -eq 0 ] || [ "$code" -eq 8 ] || return "$code"
   done >"$1.part"
   mv "$1.part" "$1"
 }
