@@ -1,6 +1,6 @@
 // What it saves to skip the keys that stick-breaking attention no longer reaches, measured on
-// trained weights and real text (arXiv 2410.17980, "block skipping"), and beside it the time and the
-// loss of models whose attention skips nothing.
+// trained weights and real text (arXiv 2410.17980, "block skipping"), and beside it the time and
+// the loss of models whose attention skips nothing.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,8 @@ struct SkippingBenchRow {
   std::vector<double> keys_read_by_layer{};  // NaN for a layer that never skips
   double loss = 0;                           // nats per token
   // Seconds for one batch: attention in all layers without its projections, if it is stick-breaking
-  // or softmax, CoCA without its transforms (mean; 0 of other modules), and the model forward with its loss, and forward and backward (medians).
+  // or softmax, CoCA without its transforms (mean; 0 of other modules), and the model forward with
+  // its loss, and forward and backward (medians).
   double attention_forward = 0;
   double attention_backward = 0;
   double model_forward = 0;
