@@ -309,6 +309,28 @@ class Skipping(unittest.TestCase):
         with self.assertRaises(plot_skip.PlotError):
             plot_skip.lines_of(self.ROWS[:1])
 
+    def test_speeds_are_tokens_over_seconds(self):
+        rows = [row | {"batch_tokens": 4096, "model_training_seconds": row["length"] / 512} for row in self.ROWS]
+        self.assertEqual(plot_skip.speeds(rows, 0), [(512, 4096.0), (1024, 2048.0)])
+        self.assertEqual(plot_skip.speeds(rows, 0.1), [(512, 4096.0)])
+
+    @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
+    def test_draws_the_speed_of_several(self):
+        with tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder) / name for name in ("a.jsonl", "b.jsonl")]
+            for file, rows in zip(files, (self.ROWS, [self.ROWS[0]])):  # b skips nothing
+                rows = [row | {"name": file.stem, "batch_tokens": 4096, "model_training_seconds": 1.0} for row in rows]
+                file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+            def run(*arguments):
+                return subprocess.run([sys.executable, SCRIPTS / "plot_skip.py", *files, *arguments], capture_output=True,
+                                      text=True)
+
+            self.assertEqual(run("--speed").returncode, 0)
+            self.assertTrue((Path(folder) / "speed.png").is_file())
+            self.assertIn("for --speed", run().stderr)
+            self.assertIn("1 labels for 2 files", run("--speed", "--labels", "a").stderr)
+
     @unittest.skipUnless(CAN_DRAW, "matplotlib is missing")
     def test_draws(self):
         with tempfile.TemporaryDirectory() as folder:
