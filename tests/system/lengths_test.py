@@ -32,7 +32,8 @@ elif words[0] in ("data", "prepare"):
     open(value("--output"), "w").close()
 elif "--tasks" in words:
     seed = float(open(value("--checkpoint") + "/seed").read())
-    lengths = [{"length": n, "score": 1 / seed if n == 512 else 0.0} for n in map(int, value("--lengths").split(","))]
+    lengths = [{"length": n, "score": 1 / seed if n == 512 else 0.0, "low": 0.0, "high": 1.0}
+               for n in map(int, value("--lengths").split(","))]
     json.dump({"name": "", "rope_scaling": "", "train_length": 512, "tasks": [
         {"task": task, "lengths": lengths} for task in value("--tasks").split(",")]}, open(value("--json"), "w"))
 elif "--benefit" in words:
