@@ -5,7 +5,7 @@
 #   values   (declare -A) its options that take a value, by name without dashes; one is `out`
 #   models   (an array) the models to train where the command line names none
 # parse_command_line CALLED_FROM ARGUMENTS... then sets `values`, `models`, `options` (the arguments
-# after --), `sbtrain`, `python` and `device`, and makes the folder values[out]. find_corpus and start_job stand below.
+# after --), `sbtrain`, `python` and `device`, and makes the folder values[out]. find_corpus, evaluate and start_job stand below.
 
 driver=$(basename "$0" .sh)
 
@@ -107,6 +107,16 @@ find_corpus() {
   done
   corpus_options=("--data.sources=[{path: $corpus/train.h5}]" "--data.validation=[$held_out]"
     "--data.tokenizer=$corpus/tokenizer.model")
+}
+
+# ---- Evaluation -------------------------------------------------------------------------------
+
+# Writes RESULT, unless it is there. An evaluation writes its file after each length, so that a file by this name is whole.
+evaluate() { # evaluate RESULT RUN OPTIONS...
+  local result=$1 run=$2
+  shift 2
+  [ -f "$result" ] ||
+    { "$sbtrain" eval --checkpoint "$run" --device "$device" --json "$result.part" "$@" && mv "$result.part" "$result"; }
 }
 
 # ---- Jobs -------------------------------------------------------------------------------------

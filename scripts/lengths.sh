@@ -77,13 +77,11 @@ is_measured() { # is_measured FOLDER MODEL
 measure() {
   local result=$1/$2 run=$1/$3
   shift 3
-  local common=(--checkpoint "$run" --device "$device" --tokens-per-length "${values[tokens]}" --recall "$@")
+  local common=(--tokens-per-length "${values[tokens]}" --recall "$@")
   local lengths=(--lengths "${values[lengths]}")
-  [ -f "$result.json" ] || "$sbtrain" eval "${common[@]}" "${lengths[@]}" --json "$result.json"
-  [ -f "${result}_same.json" ] ||
-    "$sbtrain" eval "${common[@]}" "${lengths[@]}" --same-targets "$targets" --json "${result}_same.json"
-  [ -f "${result}_benefit.json" ] || "$sbtrain" eval "${common[@]}" --benefit "${values[lengths]##*,}" \
-    --benefit-targets "$targets" --json "${result}_benefit.json"
+  evaluate "$result.json" "$run" "${common[@]}" "${lengths[@]}"
+  evaluate "${result}_same.json" "$run" "${common[@]}" "${lengths[@]}" --same-targets "$targets"
+  evaluate "${result}_benefit.json" "$run" "${common[@]}" --benefit "${values[lengths]##*,}" --benefit-targets "$targets"
 }
 
 # train_and_measure FOLDER MODEL TRAINING OPTIONS...

@@ -52,11 +52,9 @@ for file in "${texts[0]}" "${held_out_texts[0]}"; do
   [ -f "$file" ] || usage_error "--corpus: there is no $file; data/package_corpus.py makes such a folder (docs/corpus.md)"
 done
 
-base_of() { # base_of MODEL: the model of configs/lengths_*.yaml that it begins with
-  echo "${1%%_*}"
-}
-for model in "${models[@]}"; do
-  base=$(base_of "$model")
+# The models of configs/lengths_*.yaml that these begin with.
+mapfile -t bases < <(printf '%s\n' "${models[@]%%_*}" | sort -u)
+for base in "${bases[@]}"; do
   [ -z "${values[from]}" ] || [ -f "${values[from]}/$base/metrics.jsonl" ] ||
     usage_error "--from: ${values[from]} has no run $base; scripts/lengths.sh --seeds 1 $base makes one in seed-1"
 done
@@ -99,12 +97,8 @@ train_base() { # train_base NAME
   touch "$out/base/$1/done"
 }
 if [ -z "${values[from]}" ]; then
-  begun=
-  for model in "${models[@]}"; do
-    base=$(base_of "$model")
+  for base in "${bases[@]}"; do
     find_rate "$base"
-    case $begun in *"/$base/"*) continue ;; esac
-    begun=$begun/$base/
     [ -f "$out/base/$base/done" ] || start_job "base/$base" train_base "$base"
   done
   finish_jobs
@@ -130,13 +124,6 @@ go_on() {
 
 # ---- Measuring --------------------------------------------------------------------------------
 
-evaluate() { # evaluate RESULT RUN OPTIONS...
-  local result=$1 run=$2
-  shift 2
-  [ -f "$result" ] ||
-    { "$sbtrain" eval --checkpoint "$run" --device "$device" --json "$result.part" "$@" && mv "$result.part" "$result"; }
-}
-
 # time_lengths RESULT RUN: batches of a few windows, but for the longest ones a single one, once. A length whose
 # activations do not fit into the memory (exit code 8) is left out.
 time_lengths() {
@@ -153,8 +140,7 @@ time_lengths() {
 }
 
 train_and_measure() { # train_and_measure MODEL
-  local model=$1 n run
-  run=${values[from]:-$out/base}/$(base_of "$model")
+  local model=$1 n run=${values[from]:-$out/base}/${1%%_*}
   for n in "${!rows[@]}"; do
     go_on "$model" "$model-${rows[n]}" "$run" "${rows[n]}" "${rows[n]}" "${steps[n]}"
     run=$out/$model-${rows[n]}

@@ -79,12 +79,8 @@ fi
 
 # ---- Training and evaluation ------------------------------------------------------------------
 
-evaluate() { # evaluate RESULT RUN OPTIONS...
-  local result=$1 run=$2
-  shift 2
-  # An evaluation writes its file after each length, so that a file by this name is whole.
-  [ -f "$result" ] || { "$sbtrain" eval --checkpoint "$run" --device "$device" --tasks "$tasks" \
-    --lengths "${values[lengths]}" --samples "${values[asked]}" --json "$result.part" "$@" && mv "$result.part" "$result"; }
+ask() { # ask RESULT RUN OPTIONS...
+  evaluate "$@" --tasks "$tasks" --lengths "${values[lengths]}" --samples "${values[asked]}"
 }
 
 train_and_ask() { # train_and_ask MODEL SEED
@@ -106,9 +102,9 @@ YAML
   [ -f "$run.json" ] ||
     "$sbtrain" train --config "$run.yaml" --out "$run" --seed="$2" "${corpus_options[@]}" \
       "${rate_options[@]}" "${options[@]}" || exit
-  evaluate "$run.json" "$run"
+  ask "$run.json" "$run"
   case $model in
-    rope* | coca*) evaluate "$out/${model}_dynamic_ntk-$2.json" "$run" --rope-scaling dynamic_ntk ;;
+    rope* | coca*) ask "$out/${model}_dynamic_ntk-$2.json" "$run" --rope-scaling dynamic_ntk ;;
   esac
 }
 

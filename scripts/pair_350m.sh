@@ -96,13 +96,6 @@ finish_jobs
 
 # ---- The pair ---------------------------------------------------------------------------------
 
-evaluate() { # evaluate RESULT RUN OPTIONS...
-  local result=$1 run=$2
-  shift 2
-  [ -f "$result" ] ||
-    { "$sbtrain" eval --checkpoint "$run" --device "$device" --json "$result.part" "$@" && mv "$result.part" "$result"; }
-}
-
 # measure NAME MODEL OPTIONS...: what can be asked with and without scaled positions.
 measure() {
   local name=$1 run=$out/$2 common
