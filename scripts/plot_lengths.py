@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
-from plotting import (COLOURS, MARKERS, PlotError, by_label, label_ends, labels_of, line_of, load_pyplot, results_in,
-                      save, set_title, style_axes)
+from plotting import (COLOURS, MARKERS, PlotError, by_label, label_ends, labels_of, length_axis, line_of, load_pyplot,
+                      results_in, save, set_title, style_axes)
 
 
 @dataclass
@@ -92,9 +92,7 @@ def exits(x, y, top):
 
 
 def set_lengths(axes, ticks, train_lengths):
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(t) for t in ticks], fontsize=8)
-    axes.set_xticks([], minor=True)
+    length_axis(axes, ticks)
     for train_length in train_lengths:
         axes.axvline(train_length, color="#9aa1ab", linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)
     style_axes(axes)

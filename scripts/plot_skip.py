@@ -17,7 +17,7 @@ import json
 import sys
 from pathlib import Path
 
-from plotting import COLOURS, MARKERS, PlotError, labels_of, load_pyplot, save, style_axes
+from plotting import COLOURS, MARKERS, PlotError, labels_of, length_axis, load_pyplot, save, style_axes
 
 
 def read(path):
@@ -63,9 +63,7 @@ def draw(lines, title, output):
             axes.plot([point[0] for point in points], [point[column] for point in points],
                       color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], markersize=4.5,
                       markerfacecolor="white", linewidth=1.6, label=f"epsilon {epsilon:.2g}")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths], fontsize=8)
-        axes.set_xticks([], minor=True)
+        length_axis(axes, lengths)
         style_axes(axes)
         if column < len(PANELS):
             axes.set_ylim(0, 1.05)
@@ -97,10 +95,8 @@ def draw_speeds(runs, labels, title, output):
                       color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], markersize=5,
                       markerfacecolor="white", linewidth=1.6, label=label if skips else f"{label}, without skipping")
             lengths |= {point[0] for point in points}
-    axes.set_xscale("log", base=2)
+    length_axis(axes, sorted(lengths))
     axes.set_yscale("log")
-    axes.set_xticks(sorted(lengths), [f"{length:,}" for length in sorted(lengths)], fontsize=8)
-    axes.set_xticks([], minor=True)
     style_axes(axes)
     axes.set_xlabel("tokens in the window")
     axes.set_ylabel("tokens per second, forward and backward")

@@ -15,8 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from plotting import (COLOURS, INK, MARKERS, PlotError, by_label, labels_of, line_of, load_pyplot, results_in, save,
-                      set_title, style_axes)
+from plotting import (COLOURS, INK, MARKERS, PlotError, by_label, labels_of, length_axis, line_of, load_pyplot,
+                      results_in, save, set_title, style_axes)
 
 COLUMNS = 4  # panels side by side
 NUMBERED = 12  # heat maps of up to this many lengths have their scores written into them
@@ -121,10 +121,7 @@ def draw_lines(runs, names, title, output):
             axes.plot(line.x, line.mean, color=colour, linewidth=1.6,
                       linestyle=["-", "--", ":"][i // len(COLOURS) % 3], marker=MARKERS[i % len(MARKERS)],
                       markersize=4.5, markerfacecolor="white", markeredgewidth=1.4, label=line.label)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths], fontsize=8,
-                        rotation=0 if few or len(lengths) < 6 else 45)
-        axes.set_xticks([], minor=True)
+        length_axis(axes, lengths, rotation=0 if few or len(lengths) < 6 else 45)
         for train_length in sorted({run.train_length for run in runs}):
             if lengths[0] <= train_length <= lengths[-1]:
                 axes.axvline(train_length, color="#9aa1ab", linewidth=1.0, linestyle=(0, (4, 3)), zorder=0)

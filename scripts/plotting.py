@@ -141,6 +141,13 @@ def load_pyplot(font_size=10):
     return plt
 
 
+def length_axis(axes, lengths, **style):
+    """A logarithmic axis of lengths in tokens, with a tick at each of them."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths], fontsize=8, **style)
+    axes.set_xticks([], minor=True)
+
+
 def style_axes(axes):
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
