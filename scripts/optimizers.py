@@ -156,9 +156,11 @@ class Runner:
             self.results.write_bytes(whole)
         return [json.loads(line) for line in whole.splitlines()]
 
-    def results_of(self, runs, jobs, gpus_each=1):
-        """The results of these runs, in their order; those that are missing are trained, `jobs` at once, each on so many
-        GPUs. More than there are GPUs for share them."""
+    def results_of(self, runs, gpus_each=0):
+        """The results of these runs, in their order; those that are missing are trained: --jobs at once on one GPU each,
+        which more than there are GPUs share, or with `gpus_each` as many as there are so many GPUs for."""
+        jobs = len(self.gpus) // gpus_each if gpus_each else self.jobs
+        gpus_each = gpus_each or 1
         known = {result_name(result): result for result in self.done()}
         missing = [run for run in runs if run.name not in known]
         if missing:
@@ -327,8 +329,8 @@ def search(runner, first, steps, extend):
                 points[run["lr"], run["decay"]] = None
     while True:
         runs = {pair: [pair.run("grid", steps, 2, *point, 1) for point in points] for pair, points in grids.items()}
-        runner.results_of([run for part in runs.values() for run in part], runner.jobs)
-        chosen = {pair: best(runner.results_of(part, runner.jobs)) for pair, part in runs.items()}
+        runner.results_of([run for part in runs.values() for run in part])
+        chosen = {pair: best(runner.results_of(part)) for pair, part in runs.items()}
         more = False
         for pair, (lr, decay) in chosen.items():
             for axis in (0, 1):
@@ -363,13 +365,13 @@ def small(arguments):
     def train_seeds(chosen):
         lengths = arguments.lengths.split(",")
         runner.results_of([pair.run("seed", arguments.steps, 20, *point, int(seed), map(int, lengths))
-                           for seed in numbers(arguments.seeds) for pair, point in chosen.items()], runner.jobs)
+                           for seed in numbers(arguments.seeds) for pair, point in chosen.items()])
 
     rates, decays = numbers(arguments.rates), numbers(arguments.decays)
     chosen = searched({pair: list(itertools.product(rates, decays)) for pair in pairs(named)})
     train_seeds(chosen)
     runner.results_of([pair.run("shorter", round(part * arguments.steps), 2, *point, 1) for part in SHORTER
-                       for pair, point in chosen.items() if pair.optimizer == "muon"], runner.jobs)
+                       for pair, point in chosen.items() if pair.optimizer == "muon"])
     if variants:
         train_seeds(searched({pair: around(chosen, pair, rates) for pair in pairs(variants)}))
 
@@ -405,7 +407,7 @@ def large(arguments):
     runs = [pair.run("long", steps, 20, *point, 1, saves=4) for pair, point in chosen.items()]
     for run in runs:
         run.keep = arguments.keep
-    runner.results_of(runs, len(runner.gpus) // gpus_each, gpus_each)
+    runner.results_of(runs, gpus_each)
 
 
 def runner_of(arguments):
