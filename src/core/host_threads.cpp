@@ -1,8 +1,13 @@
 #include "core/host_threads.h"
 
 #include <omp.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -10,6 +15,15 @@
 #include "core/error.h"
 
 namespace sbtrain {
+namespace {
+
+// As a function of on_exit(), which the last one to be registered runs before all others.
+void end_at_once(int code, void* /*unused*/) {
+  std::fflush(nullptr);
+  ::_exit(code);
+}
+
+}  // namespace
 
 void require_threads(int count, std::string_view advice) {
   std::atomic<bool> done = false;
@@ -43,6 +57,19 @@ void start_parallel_threads() {
 #pragma omp parallel
   {}
   started = true;
+}
+
+void call_or_leave(std::function<void()> call, const std::function<void()>& check) {
+  std::packaged_task<void()> task(std::move(call));
+  std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  try {
+    while (done.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready) check();
+  } catch (...) {
+    ::on_exit(end_at_once, nullptr);
+    throw;
+  }
+  done.get();
 }
 
 }  // namespace sbtrain

@@ -3,6 +3,7 @@
 // process with exit code 1 when it cannot start one, and libraries call std::terminate.
 #pragma once
 
+#include <functional>
 #include <string_view>
 
 namespace sbtrain {
@@ -15,5 +16,12 @@ void require_threads(int count, std::string_view advice);
 // so that no later region has to start any. Throws ExitCode::kOutOfMemory if they cannot be
 // started. A second call in the same thread does nothing.
 void start_parallel_threads();
+
+// Calls a function of a library that may wait for ever, in a thread of its own, and `check` again
+// and again meanwhile. An exception of `check` leaves the thread behind in the call: `call` may
+// refer to nothing that ends before the process, and exit() then ends the process at once, with its
+// code and with what was written to files, but without destructors of static objects and of
+// libraries, which would take from the thread what it works with.
+void call_or_leave(std::function<void()> call, const std::function<void()>& check);
 
 }  // namespace sbtrain

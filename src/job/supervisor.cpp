@@ -110,6 +110,7 @@ class SignalPipe {
 struct Rank {
   pid_t pid = -1;
   bool running = false;
+  bool killed = false;    // by the supervisor
   int status = 0;         // of waitpid, once it has ended
   FileDescriptor output;  // what it writes; none of rank 0
   std::string line;       // what it has written of a line that has not ended
@@ -173,6 +174,8 @@ class Supervisor {
   void reap();
   void note_end(int rank);
   void enforce_grace();
+  void kill_stopped();
+  void kill_rank(int rank);
   void kill_rest();
   void send(int signal);
   void show_output(int rank);
@@ -192,7 +195,7 @@ class Supervisor {
   std::optional<Clock::time_point> patience_;  // until the rest is killed
   std::vector<int> sent_;                      // signals that have been passed on
   int deadly_signal_ = 0;
-  bool killed_ = false;  // what was left after the grace period
+  bool given_up_ = false;  // the grace period is over
 };
 
 std::vector<std::string> Supervisor::environment_of(int rank) const {
@@ -329,7 +332,7 @@ void Supervisor::note_end(int rank) {
     const int signal = WTERMSIG(r.status);
     if (forwarded(signal) && std::ranges::count(sent_, signal) > 0) {
       deadly_signal_ = signal;
-    } else if (!killed_) {
+    } else if (!r.killed) {
       print_error("rank {} (pid {}) was killed by signal {} ({}){}\n", rank, r.pid, signal,
                   ::strsignal(signal), signal == SIGKILL ? ", perhaps for lack of memory" : "");
     }
@@ -342,7 +345,29 @@ void Supervisor::note_end(int rank) {
   // Ranks end together, whether well or badly; those that do not are stuck.
   if (patience_) return;
   patience_ = Clock::now() + options_.grace;
+  if (failure_) kill_stopped();
   send(SIGCONT);  // a rank that somebody has stopped could not end by itself
+}
+
+// The others have lost these. Continued, they would find that the others are gone, and tell of that
+// as of another failure.
+void Supervisor::kill_stopped() {
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    siginfo_t info{};
+    const Rank& r = ranks_[rank];
+    if (!r.running ||
+        ::waitid(P_PID, static_cast<id_t>(r.pid), &info, WSTOPPED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid != r.pid) {
+      continue;
+    }
+    print_error("rank {} (pid {}) was stopped: killed\n", rank, r.pid);
+    kill_rank(rank);
+  }
+}
+
+void Supervisor::kill_rank(int rank) {
+  ranks_[rank].killed = true;
+  ::kill(ranks_[rank].pid, SIGKILL);
 }
 
 void Supervisor::enforce_grace() {
@@ -353,7 +378,7 @@ void Supervisor::enforce_grace() {
   }
   const std::string names =
       fmt::format("rank{} {}", stuck.size() == 1 ? "" : "s", control::describe_ranks(stuck));
-  if (std::exchange(killed_, true)) {
+  if (std::exchange(given_up_, true)) {
     // A process that waits for a device or a file system ends when the system lets it.
     print_error("{} cannot be killed now; the system ends them later\n", names);
     for (const int rank : stuck) ranks_[rank].running = false;
@@ -361,7 +386,7 @@ void Supervisor::enforce_grace() {
   }
   print_error("{} did not end within {} s after another rank had: killed\n", names,
               static_cast<double>(options_.grace.count()) / 1000);
-  for (const int rank : stuck) ::kill(ranks_[rank].pid, SIGKILL);
+  for (const int rank : stuck) kill_rank(rank);
   if (!failure_) failure_ = ExitCode::kCommunication;
   patience_ = Clock::now() + options_.grace;
 }

@@ -6,11 +6,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <future>
 #include <mutex>
-#include <thread>
 
 #include "core/error.h"
+#include "core/host_threads.h"
 #include "parallel/job_communicator.h"
 #include "parallel/nccl_library.h"
 
@@ -63,27 +62,25 @@ ncclDataType_t nccl_type(DType dtype) {
        *nccl().GetLastError(nullptr) ? ": " : "", nccl().GetLastError(nullptr));
 }
 
-// NCCL's functions that connect ranks wait for all of them, without a limit. They run in a thread
-// of their own, which is left behind when the job fails meanwhile: the process then ends.
-// (Communicators of NCCL that do not block would start a thread for every collective.)
+// NCCL's functions that connect ranks wait for all of them, without a limit. (Communicators of NCCL
+// that do not block would start a thread for every collective.)
 void connect(const Control& control, const std::string& what, std::chrono::seconds timeout,
              const std::function<ncclResult_t()>& call) {
   int device = 0;
   cudaGetDevice(&device);
-  std::packaged_task<ncclResult_t()> task([call, device] {
-    cudaSetDevice(device);
-    return call();
-  });
-  std::future<ncclResult_t> done = task.get_future();
-  std::thread(std::move(task)).detach();
+  auto result = std::make_shared<ncclResult_t>(ncclSuccess);
   const Clock::time_point deadline = Clock::now() + timeout;
-  while (done.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready) {
-    control.check();
-    if (Clock::now() < deadline) continue;
-    fail(ExitCode::kCommunication, "{} is not done after {} s", what, timeout.count());
-  }
-  const ncclResult_t result = done.get();
-  if (result != ncclSuccess) lose(control, what, result);
+  call_or_leave(
+      [=] {
+        cudaSetDevice(device);
+        *result = call();
+      },
+      [&] {
+        control.check();
+        if (Clock::now() < deadline) return;
+        fail(ExitCode::kCommunication, "{} is not done after {} s", what, timeout.count());
+      });
+  if (*result != ncclSuccess) lose(control, what, *result);
 }
 
 ncclConfig_t config_of(const CommunicatorOptions& options) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -60,7 +61,11 @@ struct Rank {
     if (behaviour == "count") return count_signals();
     if (behaviour == "held") return take_held_signal();
     if (behaviour == "sleep") sleep_for_ever();
-    if (behaviour == "control") return fail_in_job();
+    if (behaviour == "control") return fail_in_job([] { fail(ExitCode::kData, "bad block"); });
+    if (behaviour == "stop") {
+      return fail_in_job([] { ::raise(SIGSTOP); }, {.progress = std::chrono::seconds(1),
+                                                    .heartbeat = std::chrono::milliseconds(100)});
+    }
     return 99;
   }
 
@@ -111,12 +116,12 @@ struct Rank {
     return static_cast<int>(ExitCode::kPreempted);
   }
 
-  // A whole job: the ranks meet, one fails, the others learn why.
-  int fail_in_job() const {
-    const auto control = make_control(launch);
+  // A whole job: the ranks meet, one does what ends it, the others learn why.
+  int fail_in_job(const std::function<void()>& end, const Deadlines& deadlines = {}) const {
+    const auto control = make_control(launch, deadlines);
     try {
       control->exchange("all are there", std::vector<int>{0, 1, 2}, "");
-      if (is_chosen()) fail(ExitCode::kData, "bad block");
+      if (is_chosen()) end();
       control->exchange("never", std::vector<int>{0, 1, 2}, "");
     } catch (const Error& error) {
       control->report({.code = error.code(), .message = error.what()});

@@ -107,6 +107,17 @@ TEST_F(Supervisor, AKilledRankIsNamed) {
   expect_gone({pid(0), pid(1)});
 }
 
+// Rank 0 leads the job. Continued, it would tell that the others are gone.
+TEST_F(Supervisor, ARankThatIsStoppedIsKilledWhenTheOthersHaveFailed) {
+  for (const int stopped : {0, 1}) {
+    EXPECT_EQ(run(3, {"stop", std::to_string(stopped)}), 7);
+    EXPECT_EQ(occurrences("error: "), 1) << output();
+    EXPECT_EQ(
+        occurrences(fmt::format("rank {} (pid {}) was stopped: killed", stopped, pid(stopped))), 1)
+        << output();
+  }
+}
+
 TEST_F(Supervisor, PassesSignalsOnOnce) {
   Process process = start(3, {"count"});
   wait_for("ready", 3);
