@@ -2,49 +2,44 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <vector>
 
-#include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/model_state.h"
 #include "checkpoint/run_lock.h"
-#include "checkpoint/snapshotter.h"
-#include "checkpoint/weight_match.h"
 #include "core/device.h"
 #include "core/files.h"
 #include "core/host_memory.h"
 #include "core/log.h"
 #include "core/memory_check.h"
 #include "data/loader.h"
-#include "eval/perplexity.h"
-#include "eval/task_accuracy.h"
 #include "job/agreement.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
 #include "ops/stream_control.h"
 #include "optim/schedule.h"
 #include "parallel/make_communicator.h"
-#include "tokenizer/tokenizer.h"
 #include "train/communicator_options.h"
 #include "train/guard.h"
 #include "train/host_share.h"
 #include "train/metrics.h"
 #include "train/plan.h"
 #include "train/precision_choice.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 #include "train/run_state.h"
+#include "train/saver.h"
 #include "train/signals.h"
 #include "train/start_order.h"
 #include "train/start_times.h"
 #include "train/step.h"
+#include "train/validation.h"
 
 namespace sbtrain {
 namespace {
@@ -71,20 +66,17 @@ class Run {
 
  private:
   Precision chosen_precision(Backend backend);
-  void open_validation();
   void load(const InitFrom& init);
   bool resume();
   void weights_there(const char* phase);
   void begin(const InitFrom& init);
-  void load_initial(const InitFrom& init);
   void check_rate(const std::string& checkpoint) const;
   void describe_new_state(const std::string& checkpoint, const std::string& optimizer,
                           std::set<std::string> anew) const;
   void tune();
   void tune_products();
   void describe_folder();
-  void make_snapshotter();
-  void open_writer();
+  void open_saver();
   void open_metrics();
   void open_stage(int stage);
   void train_one_step();
@@ -93,12 +85,10 @@ class Run {
   Requests take_requests();
   void note(const Requests& requests);
   void validate();
-  std::optional<ValidationSums> validation_sums();
   void save();
   void save_when_due();
   ExitCode finish();
   bool due(const Duration& every) const;
-  bool has_validation() const { return task_ || !held_out_->empty(); }
   bool finished() const { return state_.stopped || state_.step >= schedule_.total_steps(); }
 
   // With other ranks, what this one is asked for counts when it comes back from a reduction, so
@@ -126,22 +116,12 @@ class Run {
   bool resumed_ = false;
   int stage_ = -1;
   std::unique_ptr<Loader> loader_;
-  std::optional<HeldOut> held_out_;
-  std::optional<Task> task_;
-  std::optional<Snapshotter> snapshotter_;
+  std::optional<Validation> validation_;
   std::optional<Metrics> metrics_;
-  std::optional<CheckpointWriter> writer_;  // may flush metrics_ until it is gone
+  std::optional<Saver> saver_;  // may flush metrics_ until it is gone
   std::optional<Guard> guard_;
   bool described_ = false;  // this start's files are in the folder
-  int64_t saved_step_ = -1;
-  // A checkpoint of this run that the next one continues.
-  struct Saved {
-    int64_t step = -1;
-    int64_t updates = 0;
-    int64_t last_good = -1;
-  };
-  Saved saved_;   // on disk
-  Saved saving_;  // by the writer, which may fail
+  SavedState continued_;    // the checkpoint of this run that it continues
   StartOrder order_;
   Requests requests_;  // of any rank, not yet acted on
 
@@ -181,49 +161,6 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   return memory;
 }
 
-// The tokenizer of all the text that the run trains on, in all stages; empty for tasks. Opens every
-// store, so that a missing one is found now and not when its stage begins.
-std::string training_tokenizer(const Config& config) {
-  if (config.data.task.active()) return "";
-  std::vector<SourceConfig> sources;
-  for (const StageConfig& stage : config.stages) {
-    const auto& own = stage.sources.empty() ? config.data.sources : stage.sources;
-    sources.insert(sources.end(), own.begin(), own.end());
-  }
-  std::string hash = common_tokenizer(sources);
-  if (!hash.empty() && !config.data.tokenizer.empty() &&
-      Tokenizer(config.data.tokenizer).hash() != hash) {
-    fail(ExitCode::kConfig, "data.tokenizer: {} is not what {} was prepared with",
-         config.data.tokenizer, sources.front().path);
-  }
-  return hash;
-}
-
-HeldOutOptions held_out(const Config& config, const Mesh& mesh) {
-  return {.paths = config.data.validation,
-          .tokenizer = config.data.tokenizer,
-          .tokenizer_hash = training_tokenizer(config),
-          .vocab = config.model.vocab,
-          .sequence_length = config.train.sequence_length,
-          .micro_batch = config.train.micro_batch,
-          .max_tokens = config.validation.tokens,
-          .predict_across_documents = config.data.predict_across_documents,
-          .rank = mesh.data_rank(),
-          .world = mesh.data_ranks()};
-}
-
-// The data and the position in it, one field for each value, so that messages name those that
-// differ:
-// "(data)/sources/0/content_hash".
-std::map<std::string, std::string> data_fields(const LoaderState& state) {
-  std::map<std::string, std::string> fields;
-  const nlohmann::json values = nlohmann::json::parse(state.to_json()).flatten();
-  for (const auto& [path, value] : values.items()) {
-    fields["(data)" + path] = value.is_string() ? value.get<std::string>() : value.dump();
-  }
-  return fields;
-}
-
 std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
   if (control.rank() != 0) return std::nullopt;
   return RunLock(folder);
@@ -251,15 +188,14 @@ Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSi
 }
 
 void Run::prepare(const InitFrom& init) {
-  open_validation();
+  validation_.emplace(config_, mesh_);
+  start_.done("data");
   if (leads()) check_run_folder(folder_, resolved_.yaml);
   load(init);
   tune();
   if (leads() && !finished()) describe_folder();
-  // A validation that is made up for is saved.
-  if (!finished() || state_.validation_due) make_snapshotter();
   guard_.emplace(config_.train.max_bad_steps, state_.guard);
-  open_writer();
+  open_saver();
   open_metrics();
 }
 
@@ -273,14 +209,6 @@ Precision Run::chosen_precision(Backend backend) {
     log_info("train.precision: auto is {}: {}", name_of(choice.precision), choice.reason);
   config_.train.precision = choice.precision;
   return choice.precision;
-}
-
-void Run::open_validation() {
-  held_out_.emplace(held_out(config_, mesh_));
-  start_.done("data");
-  if (!config_.data.task.active()) return;
-  task_.emplace(config_.data.task, config_.model.vocab, config_.train.sequence_length,
-                config_.seed);
 }
 
 // The weights and the data, from a checkpoint or from their beginning.
@@ -322,19 +250,14 @@ void Run::ended(ExitCode code, const std::string& message) {
   }
 }
 
-void Run::make_snapshotter() {
+void Run::open_saver() {
+  saver_.emplace(folder_, resolved_, control_, continued_);
+  if (resumed_) saver_->set_saved_step(state_.step);
+  // A validation that is made up for is saved.
+  if (finished() && !state_.validation_due) return;
   require_shared_memory(control_, node_, Snapshotter::bytes_of(step_.params()),
                         "the copy that checkpoints are written from");
-  snapshotter_.emplace(step_.params());
-  step_.set_before_update(snapshotter_->copied());
-}
-
-void Run::open_writer() {
-  writer_.emplace(CheckpointWriter::Options{.run = folder_,
-                                            .keep = config_.checkpoint.keep,
-                                            .max_failures = config_.checkpoint.max_failures,
-                                            .async = config_.checkpoint.async,
-                                            .group = make_rank_group(control_)});
+  step_.set_before_update(saver_->copy_from(step_.params()));
 }
 
 void Run::open_metrics() {
@@ -363,46 +286,12 @@ void Run::weights_there(const char* phase) {
 // The weights of a run that begins.
 void Run::begin(const InitFrom& init) {
   step_.params().initialize(config_.seed);
-  if (!init.path.empty()) return load_initial(init);
+  if (!init.path.empty()) {
+    return load_initial_weights(init, config_, *communicator_, model_.registry(), step_.params(),
+                                folder_ / kInitFile);
+  }
   std::error_code none;
   if (leads()) fs::remove(folder_ / kInitFile, none);  // of a run that was here before
-}
-
-// All ranks open what rank 0 has found at the path: a run there may save a newer checkpoint.
-void Run::load_initial(const InitFrom& init) {
-  InitialWeights weights;
-  if (leads()) weights = init.open(init.path);
-  const std::string found = communicator_->broadcast(leads() ? weights.source->name() : "", 0);
-  if (!leads()) weights = init.open(found);
-  const WeightSource& source = *weights.source;
-  const WeightMatch match = match_weights(source, model_.registry());
-  check_match(match, found, init.initialise_missing);
-  const std::string tokenizer = training_tokenizer(config_);
-  const std::vector<std::string>& allowed = config_.checkpoint.allow_changes;
-  if (!weights.tokenizer_hash.empty() && !tokenizer.empty() &&
-      weights.tokenizer_hash != tokenizer &&
-      std::find(allowed.begin(), allowed.end(), "data.tokenizer") == allowed.end()) {
-    fail(ExitCode::kConfig,
-         "{}: its tokens are those of the tokenizer {:.12}, and the data was prepared with {:.12}; "
-         "prepare the data with the tokenizer of the weights, or allow it by "
-         "--checkpoint.allow_changes='[data.tokenizer]'",
-         found, weights.tokenizer_hash, tokenizer);
-  }
-  load_weights(source, step_.params());
-  step_.params().refresh();
-  if (!leads()) return;
-  log_info("the weights are those of {}", found);
-  if (!match.missing.empty()) {
-    log_info("initialised, since they are not there:\n  {}", fmt::join(match.missing, "\n  "));
-  }
-  if (!match.unexpected.empty()) {
-    log_info("not used, since the model lacks them:\n  {}", fmt::join(match.unexpected, "\n  "));
-  }
-  const nlohmann::json record = {{"path", init.path},
-                                 {"weights", fs::absolute(found).string()},
-                                 {"initialised", match.missing},
-                                 {"not_used", match.unexpected}};
-  replace_file(folder_ / kInitFile, record.dump(2) + "\n", {}, MissingFolders::kError);
 }
 
 // The choices of algorithms belong to the run: with others, a resumed run would round differently.
@@ -452,10 +341,9 @@ bool Run::resume() {
   }
   step_.set_updates(state_.updates);
   step_.set_running_loss(state_.running);
-  saved_step_ = state_.step;
   std::error_code other;
   if (fs::equivalent(checkpoint->folder().parent_path(), folder_ / "checkpoints", other)) {
-    saved_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
+    continued_ = {.step = state_.step, .updates = state_.updates, .last_good = manifest.last_good};
   }
   log_info("resumed from {} (step {}, {} tokens; {:.1f} MB in {:.2f} s)", name, state_.step,
            state_.tokens, static_cast<double>(manifest.bytes()) / 1e6, seconds.count());
@@ -505,22 +393,7 @@ void Run::open_stage(int stage) {
     state = LoaderState::from_json(state_.loader);
   }
   loader_ = nullptr;
-  const std::vector<SourceConfig>& sources = config_.stages[stage].sources;
-  LoaderOptions options;
-  options.sources = sources.empty() ? config_.data.sources : sources;
-  options.task = config_.data.task;
-  options.task_vocab = config_.model.vocab;
-  options.packing = config_.data.packing;
-  options.predict_across_documents = config_.data.predict_across_documents;
-  options.sequence_length = config_.train.sequence_length;
-  options.micro_batch = config_.train.micro_batch;
-  options.batch = config_.train.batch;
-  options.seed = config_.seed;
-  options.rank = mesh_.data_rank();
-  options.world = mesh_.data_ranks();
-  options.stage = stage;
-  options.prefetch = config_.data.prefetch;
-  options.accept_changes = config_.checkpoint.allow_changes;
+  const LoaderOptions options = loader_options(config_, mesh_, stage);
   control_.progress("opening the data", kLongPhase);
   loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
   // Every rank takes its rows from one order of the same data.
@@ -603,51 +476,20 @@ void Run::settle() {
   start_.first_step();
 }
 
-// Sums over the held-out data of all ranks, each of which evaluates as many batches as the others.
-// Nothing if a rank is asked to stop meanwhile.
-std::optional<ValidationSums> Run::validation_sums() {
-  const int64_t world = mesh_.data_ranks();
-  const int64_t micro_batch = config_.train.micro_batch;
-  const int64_t batches =
-      task_ ? (held_out_batches(*task_, micro_batch) + world - 1) / world : held_out_->batches();
-  ValidationSums all;
-  for (int64_t i = 0; i < batches; ++i) {
-    const PackedBatch batch =
-        task_ ? held_out_batch(*task_, micro_batch, i * world + mesh_.data_rank())
-              : held_out_->batch(i);
-    control_.progress("validation");
-    const ValidationSums sums =
-        step_.evaluate(batch, task_ ? 0 : held_out_->bytes(batch), signals_.stop_requested());
-    if (sums.stop) {
-      note({.stop = true});
-      return std::nullopt;
-    }
-    all.loss += sums.loss;
-    all.hits += sums.hits;
-    all.targets += sums.targets;
-    all.bytes += sums.bytes;
-  }
-  return all;
-}
-
 // A validation that a stop prevents or cuts off stays due, and is what the next start begins with.
 void Run::validate() {
   if (!state_.validation_due || requests_.stop) return;
   settle();
   const MetricsPause pause(*metrics_);
-  const std::optional<ValidationSums> sums = validation_sums();
-  if (!sums) return;
-  ValidationMetrics result{.loss = sums->loss / sums->targets,
-                           .tokens = static_cast<int64_t>(sums->targets),
-                           .bytes = static_cast<int64_t>(sums->bytes)};
-  if (task_) result.accuracy = sums->hits / sums->targets;
-  metrics_->validation(state_.step, result);
+  const std::optional<ValidationMetrics> result = validation_->measure(step_, control_, signals_);
+  if (!result) return note({.stop = true});
+  metrics_->validation(state_.step, *result);
   state_.validation_due = false;
-  saved_step_ = -1;  // a checkpoint of this step still calls the validation due
+  saver_->set_saved_step(-1);  // a checkpoint of this step still calls the validation due
   const double enough = config_.validation.stop_accuracy;
-  if (enough > 0 && result.accuracy >= enough && !finished()) {
+  if (enough > 0 && result->accuracy >= enough && !finished()) {
     log_info("step {}: accuracy {:.4f}, so the run ends here (validation.stop_accuracy {})",
-             state_.step, *result.accuracy, enough);
+             state_.step, *result->accuracy, enough);
     state_.stopped = true;
   }
 }
@@ -657,28 +499,12 @@ void Run::save() {
   settle();
   requests_.save = false;
   signals_.save_requested();  // this rank's, if it is one of those that have asked
-  if (saved_step_ == state_.step) return;
+  if (saver_->saved_step() == state_.step) return;
   const MetricsPause pause(*metrics_);
   if (loader_) state_.loader = loader_->state().to_json();
   control_.progress("saving", kLongPhase);
-  Snapshot snapshot = writer_->take_buffers();
-  if (writer_->last().saved && writer_->last().step == saving_.step) saved_ = saving_;
-  // Applied steps since the last checkpoint began from its weights and had finite gradients.
-  const bool proven = saved_.step >= 0 && state_.updates > saved_.updates;
-  saving_ = {.step = state_.step,
-             .updates = state_.updates,
-             .last_good = proven ? saved_.step : saved_.last_good};
-  snapshot.last_good = saving_.last_good;
-  snapshotter_->begin(snapshot);
-  snapshot.step = state_.step;
-  snapshot.tokens = state_.tokens;
-  snapshot.state_json = format_run_state(state_);
-  snapshot.config_yaml = resolved_.yaml;
-  snapshot.fingerprints = identity_fields(resolved_.fields);
   metrics_->flush();
-  snapshot.before_commit = [this] { metrics_->sync(); };
-  writer_->save(std::move(snapshot));
-  saved_step_ = state_.step;
+  saver_->save(state_, [this] { metrics_->sync(); });
 }
 
 // While steps are being skipped, the newest weights are in doubt, and a save waits for a step that
@@ -701,16 +527,16 @@ ExitCode Run::train() {
              folder_.string(), state_.step);
     return ExitCode::kDone;
   }
-  if (!resumed_) state_.validation_due = has_validation();
+  if (!resumed_) state_.validation_due = !validation_->empty();
   if (alone()) note(take_requests());
   validate();
   start_.done("validation");
   while (!finished() && !requests_.stop) {
     train_one_step();
     if (lock_) lock_->check();
-    writer_->poll();
+    saver_->poll();
     const bool last = state_.step == schedule_.total_steps();
-    state_.validation_due = has_validation() && (last || due(config_.validation.every));
+    state_.validation_due = !validation_->empty() && (last || due(config_.validation.every));
     validate();
     save_when_due();
   }
@@ -728,9 +554,7 @@ ExitCode Run::finish() {
   }
   save();
   control_.progress("writing the last checkpoint", kLongPhase);
-  if (!writer_->wait() && writer_->last().step == state_.step) {
-    fail(ExitCode::kStorage, "the last checkpoint could not be saved: {}", writer_->last().error);
-  }
+  saver_->finish();
   if (finished() && !state_.validation_due) {
     if (leads()) order_.forget();
     return ExitCode::kDone;

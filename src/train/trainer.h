@@ -3,14 +3,13 @@
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/weight_source.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "job/launch.h"
+#include "train/initial_weights.h"
 #include "train/run_config.h"
 
 namespace sbtrain {
@@ -22,18 +21,6 @@ struct ResolvedConfig {
   std::map<std::string, std::string> fields;  // flattened, compared on resume
   // The fields of the configuration that a checkpoint was saved with.
   std::function<std::map<std::string, std::string>(const CheckpointReader&)> stored_fields;
-};
-
-// Weights of another model that a new run begins with.
-struct InitialWeights {
-  std::unique_ptr<WeightSource> source;
-  std::string tokenizer_hash;  // of the text that the weights were trained on; empty: unknown
-};
-struct InitFrom {
-  std::string path;  // a checkpoint, a run folder, or a Hugging Face folder; empty: none
-  bool initialise_missing = false;  // tensors that the weights lack are initialised, others unused
-  // The weights at a path; called only by a run that begins.
-  std::function<InitialWeights(const std::string& path)> open;
 };
 
 // Trains until the schedule ends (ExitCode::kDone) or a signal asks to stop
