@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "core/error.h"
 #include "checkpoint/checkpoint.h"
+#include "core/error.h"
 
 namespace sbtrain {
 
