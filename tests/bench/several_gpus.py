@@ -434,8 +434,8 @@ def print_tables(out):
     table(("collective", "of", "GPUs", "by", "MiB", "ms alone", "bus GB/s", "ms beside", "products lose"),
           [(row["collective"], row["dtype"], line["gpus"], row["setting"], round(row["bytes"] / 2**20), f"{1e3 * row['seconds']:.3f}",
             f"{row['bus_bytes_per_second'] / 1e9:.0f}",
-            f"{1e3 * row['beside_seconds']:.3f}" if "beside_seconds" in row else "-",
-            f"{100 * row['products_slowdown']:.0f}%" if "products_slowdown" in row else "-")
+            f"{1e3 * row['beside_products_seconds']:.3f}" if "beside_products_seconds" in row else "-",
+            f"{100 * (row['products_slowdown'] - 1):.0f}%" if "products_slowdown" in row else "-")
            for line in of["collectives"] for row in line["rows"]])
     table(("steps", "GPUs", "engine", "tokens/s of each", "against one", "against two", "FSDP2", "products, ms",
            "attention, ms", "waits, ms", "GiB"),

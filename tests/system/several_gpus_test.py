@@ -24,7 +24,8 @@ if os.environ.get("FAIL", "nothing") in " ".join(words):
 count = len(gpus.split(","))
 if "collectives" in words:
     sys.exit(print(json.dumps({"collective": "all_gather", "dtype": "bf16", "setting": "default", "bytes": 2**20,
-                               "seconds": 1e-3, "bus_bytes_per_second": 2e11})))
+                               "seconds": 1e-3, "bus_bytes_per_second": 2e11, "beside_products_seconds": 2e-3,
+                               "products_slowdown": 1.25})))
 if words[0] == "eval":
     layers = [{"layer": 0, "keys_read": 0.25, "hops": {"2": 1, "4": 3, "8": 7}}, {"layer": 1, "keys_read": None}]
     sys.exit(open(words[words.index("--json") + 1], "w").write(json.dumps({"reach": [{"layers": layers}]})) * 0)
@@ -90,6 +91,7 @@ class SeveralGpus(unittest.TestCase):
         for option in ("--train.micro_batch=4", "--train.batch=16", "--model.attention.skip_epsilon=0"):
             self.assertIn(option, one)
         tables = self.call("--tables")
+        self.assertIn("| all_gather | bf16 | 4 | default | 1 | 1.000 | 200 | 2.000 | 25% |", tables)
         self.assertIn("| 1b_sb | 4 | copy engines | 500 | 50.0% | 100.0% | - |", tables)
         self.assertIn("| 1b_sb | 4 | 1,000 | 125 to 250 | 125 to 250 | 0.0 ms |", tables)
         self.assertIn("| 350m_sb, skipping | 262,144 | 4 | 2 | 4,000 | 4.00 |", tables)
