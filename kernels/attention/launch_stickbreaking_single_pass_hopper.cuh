@@ -46,7 +46,7 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
   }
 }
 
-// Kind is Folded, Unfolded or Gated.
+// Kind is Folded, Unfolded, Gated or Far.
 template <template <typename> class Kind>
 void launch_single_pass_of(cudaStream_t stream, const StickBreakingProblem& p) {
   if (p.tokens == 0) return;

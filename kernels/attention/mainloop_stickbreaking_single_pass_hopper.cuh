@@ -363,12 +363,20 @@ class SinglePassConsumer {
       dv.pin();
     }
   };
+  // Heads of 32 channels leave registers to dq, but for gates. Others have it in those of dp, which
+  // then is not there yet while dq of the tile before is.
+  static constexpr bool kOwnDq = kD == 32 && !Shape::kGated;
   struct TileScores {
     Scores s, dp;
-    // In registers of dp, which is not there yet while dq of the tile before is.
+    WarpgroupAccumulator<kD> own_dq;  // if kOwnDq
     __device__ __forceinline__ WarpgroupAccumulator<kD>& dq() {
+      if constexpr (kOwnDq) return own_dq;
       static_assert(sizeof(WarpgroupAccumulator<kD>) <= sizeof(Scores));
       return reinterpret_cast<WarpgroupAccumulator<kD>&>(dp);
+    }
+    __device__ __forceinline__ void pin_products() {
+      dp.pin();
+      if constexpr (kOwnDq) own_dq.pin();
     }
   };
   struct Block {
@@ -421,14 +429,16 @@ class SinglePassConsumer {
       s_.arrived[stage].wait(state_.parity());
       const float sticks[2] = {stick<0>(rows, stage), stick<1>(rows, stage)};
       wait_for_products<0>();
-      x.dp.pin();
+      x.pin_products();
       sums.pin();
       if (before >= 0) s_.queries.release(before);
       if (has_dq) {
         stage_query_gradient(x.dq());
-        issue_value_products(x, stage);
-        wait_for_products<0>();
-        x.dp.pin();
+        if constexpr (!kOwnDq) {
+          issue_value_products(x, stage);
+          wait_for_products<0>();
+          x.dp.pin();
+        }
       }
       break_stick<0>(x, rows, sticks[0], stage);
       break_stick<1>(x, rows, sticks[1], stage);
@@ -450,12 +460,13 @@ class SinglePassConsumer {
       }
       s_.queries.wait(state_);
       issue_scores(x, state_.stage());
-      if (has_dq) {
-        issue_gradients(sums, stage);
-        issue_query_gradient(x);
-      } else {
+      if (!has_dq) {
         issue_value_products(x, state_.stage());
         issue_gradients(sums, stage);
+      } else {
+        if constexpr (kOwnDq) issue_value_products(x, state_.stage());
+        issue_gradients(sums, stage);
+        issue_query_gradient(x);
       }
       add_gate_pairs(pairs);
       scores_.advance();
@@ -469,7 +480,7 @@ class SinglePassConsumer {
     if (has_dq) issue_query_gradient(x);
     wait_for_products<0>();
     sums.pin();
-    x.dp.pin();
+    x.pin_products();
     scores_.advance();
     if (has_dq) stage_query_gradient(x.dq());
     s_.queries.release(stage);

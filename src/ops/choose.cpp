@@ -147,7 +147,7 @@ AttentionChoice choose_implementation(const StickBreakingShape& x, const Target&
 
 void plan_far_backward(const StickBreakingShape& x, AttentionChoice& choice) {
   const bool hopper = choice.implementation == Implementation::kHopper;
-  choice.single_pass = hopper && x.group == 1 && x.head_dim == 64 &&
+  choice.single_pass = hopper && x.group == 1 &&
                        kernels::takes_single_pass(x.tokens, x.heads, x.head_dim, x.group, false);
   if (choice.single_pass) {
     const kernels::StickSinglePassScratch scratch =

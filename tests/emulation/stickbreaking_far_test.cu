@@ -79,7 +79,7 @@ class FarStickBreaking : public Attention {
                                    .k = key_tiles(p, p.k, Forward::kKeys),
                                    .v = key_tiles(p, p.v, Forward::kKeys)};
     run_persistent<StickForwardMainloop<Forward>>(timing, x, p.far.queries, heads);
-    if constexpr (kD == 64) {
+    if constexpr (kD <= 64) {
       if (single_pass_) return single_pass<kD>(timing);
     }
     for_each_part_of_far_queries(p, [&](const StickBreakingProblem& part, int head, int count) {
@@ -237,26 +237,32 @@ TEST(EmulatedFarStickBreaking, HeadsOf64) {
 TEST(EmulatedFarStickBreaking, HeadsOf128) {
   check_far<128>();
 }
-
-TEST(EmulatedFarStickBreaking, SinglePass) {
+template <int kD>
+void check_far_single_pass() {
   std::vector<FarCase> cases(std::begin(kFarCases), std::end(kFarCases));
   cases.push_back({900, 900, 700});
   for (const FarCase& c : cases) {
-    FarStickBreaking x(c, 64);
+    FarStickBreaking x(c, kD);
     x.take_single_pass(x.heads);
     for (const Timing timing : {Timing::kAtOnce, Timing::kLate}) {
       for (const float skip_epsilon : {0.0f, 0x1p-24f}) {
         SCOPED_TRACE(std::to_string(c.queries) + " of " + std::to_string(c.tokens) + " see " +
                      std::to_string(c.keys) + ", epsilon " + std::to_string(skip_epsilon));
-        ASSERT_NO_THROW((x.run<64>(timing, skip_epsilon)));
+        ASSERT_NO_THROW((x.run<kD>(timing, skip_epsilon)));
         x.check();
       }
     }
     const auto sums = std::vector{x.dq_sum, x.dk_sum, x.dv_sum, x.w};
     x.take_single_pass(1);
-    ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0x1p-24f)));
+    ASSERT_NO_THROW((x.run<kD>(Timing::kAtOnce, 0x1p-24f)));
     EXPECT_EQ((std::vector{x.dq_sum, x.dk_sum, x.dv_sum, x.w}), sums);
   }
+}
+TEST(EmulatedFarStickBreaking, SinglePassOfHeadsOf32) {
+  check_far_single_pass<32>();
+}
+TEST(EmulatedFarStickBreaking, SinglePassOfHeadsOf64) {
+  check_far_single_pass<64>();
 }
 
 TEST(EmulatedFarStickBreaking, GroupsOfHeads) {
