@@ -238,8 +238,8 @@ void describe(Fields& f, MachineConfig& c) {
   constexpr double kLeast = 1e-3;
   constexpr double kMost = 1e9;
   f.add("mfu", c.mfu, between(kLeast, 1),
-        "Model FLOPs utilisation of a GPU while it computes (causal half), which `sbtrain bench "
-        "train` measures on one.");
+        "Model FLOPs utilisation of a GPU in the forward and backward pass, without the update "
+        "(causal half), which `sbtrain bench train` measures on one.");
   f.add("nvlink_gbs", c.nvlink_gbs, between(kLeast, kMost),
         "GB/s that a ring carries inside a node: the column bus of `sbtrain bench collectives`.");
   f.add("network_gbs", c.network_gbs, between(kLeast, kMost), "GB/s of each GPU's network port.");

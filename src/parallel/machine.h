@@ -6,7 +6,7 @@ namespace sbtrain {
 // H200 nodes with NVLink 4 and 400 Gb/s a GPU. `sbtrain bench collectives` measures nvlink_gbs (the
 // bus bandwidth of large tensors) and latency_us (the time of small ones).
 struct MachineConfig {
-  double mfu = 0.4;           // model FLOPs utilisation while a GPU computes, causal half
+  double mfu = 0.4;           // model FLOPs utilisation of the passes alone, causal half
   double nvlink_gbs = 240;    // GB/s that a ring carries inside a node
   double network_gbs = 48;    // GB/s of one GPU's network port
   double latency_us = 20;     // of a collective, before its first byte
@@ -19,7 +19,7 @@ struct MachineConfig {
   // all of the memory's bandwidth: it takes `stretch` times as long, and products lose the share
   // `interference` of that time.
   double stretch = 3;
-  double interference = 0.4;
+  double interference = 0.25;
   bool operator==(const MachineConfig&) const = default;
 };
 

@@ -96,6 +96,11 @@ TEST(BenchTrain, SaysHowFastAStepIsAndWhereItsTimeGoes) {
   EXPECT_GT(result.at("memory_bytes"), 0);
   EXPECT_GT(result.at("mfu_causal"), 0.0);
   EXPECT_GT(result.at("mfu_full"), result.at("mfu_causal"));
+  const double step = result.at("step_seconds");
+  const double update = result.at("parts").at("optimizer");
+  EXPECT_GT(update, 0.0);
+  EXPECT_NEAR(result.at("mfu_passes").get<double>() * (step - update),
+              result.at("mfu_causal").get<double>() * step, 1e-9 * step);
   EXPECT_DOUBLE_EQ(result.at("mfu_full").get<double>(),
                    result.at("flops_full").get<double>() / 1e12);
   for (const char* part :
