@@ -12,8 +12,8 @@ Parts, in their order:
     collectives  what each collective takes alone and beside products, by NCCL's kernels and by the copy engines
     steps        1b and 3b, stick-breaking and RoPE, on every number of GPUs; on several both by NCCL's kernels and with
                  weights and gradients that move by the copy engines
-    muon         1b_sb with Muon, with the time of every rank's optimizer
-    fp8          the models of `steps` with train.precision fp8
+    muon         1b_sb with Muon, with the time of every rank's optimizer, and on all GPUs by the copy engines, too
+    fp8          the models of `steps` with train.precision fp8, likewise
     context      rows of 65,536 and of 262,144 tokens, which all GPUs share, or each half of them
     fsdp2        the models with RoPE in PyTorch (pytorch_fsdp2.py); PYTHON chooses its interpreter
     trained      trainings that begin with the weights of --run, on rows of --row tokens (65,536) of --data that 1, 2, 4, ...
@@ -130,15 +130,22 @@ def steps(arguments):
                     yield step(arguments, "steps", config, gpus, {"engine": engine}, options)
 
 
-def muon(arguments):
+def by_engines_of_all(arguments, part, config, option):
+    """On every number of GPUs by NCCL's kernels, on the largest by the copy engines as well."""
     for gpus in arguments.gpus:
-        yield step(arguments, "muon", "1b_sb", gpus, {}, ["--train.optimizer=muon"])
+        yield step(arguments, part, config, gpus, {}, [option])
+    if max(arguments.gpus) > 1:
+        yield step(arguments, part, config, max(arguments.gpus), {"engine": "copy engines"},
+                   [option, *ENGINES["copy engines"]])
+
+
+def muon(arguments):
+    yield from by_engines_of_all(arguments, "muon", "1b_sb", "--train.optimizer=muon")
 
 
 def fp8(arguments):
     for config in MODELS:
-        for gpus in arguments.gpus:
-            yield step(arguments, "fp8", config, gpus, {}, ["--train.precision=fp8"])
+        yield from by_engines_of_all(arguments, "fp8", config, "--train.precision=fp8")
 
 
 def context(arguments):
@@ -443,12 +450,13 @@ def print_tables(out):
             against(line, lines, gpus=1, engine="kernels"), against(line, lines, gpus=2),
             against(line, lines, part="fsdp2", engine=None), part_ms(line, "matrix products"),
             part_ms(line, "attention"), of_ranks(line, "communication"), gib(line)) for line in of["steps"]])
-    table(("Muon", "GPUs", "tokens/s of each", "optimizer, ms of the ranks", "AdamW's", "a step more"),
-          [(line["config"], line["gpus"], f"{each(line):,.0f}", of_ranks(line, "optimizer"), *beside_adamw(line, of))
-           for line in of["muon"]])
-    table(("fp8", "GPUs", "tokens/s of each", "against bf16", "against one", "GiB"),
-          [(line["config"], line["gpus"], f"{each(line):,.0f}", against(line, lines, part="steps", engine="kernels"),
-            against(line, lines, gpus=1), gib(line)) for line in of["fp8"]])
+    table(("Muon", "GPUs", "engine", "tokens/s of each", "optimizer, ms of the ranks", "AdamW's", "a step more"),
+          [(line["config"], line["gpus"], engine(line), f"{each(line):,.0f}", of_ranks(line, "optimizer"),
+            *beside_adamw(line, of)) for line in of["muon"]])
+    table(("fp8", "GPUs", "engine", "tokens/s of each", "against bf16", "against one", "GiB"),
+          [(line["config"], line["gpus"], engine(line), f"{each(line):,.0f}",
+            against(line, lines, part="steps", engine=engine(line)), against(line, lines, gpus=1, engine=None), gib(line))
+           for line in of["fp8"]])
     table(("rows of", "tokens", "GPUs", "share a row", "tokens/s of all", "times one GPU", "attention, ms of the ranks",
            "waits for keys, ms", "other waits, ms", "GiB"),
           [(line["config"], f"{line['row']:,}", line["gpus"], line["shared_by"], f"{line['tokens_per_second']:,.0f}",
@@ -474,9 +482,13 @@ def print_tables(out):
               "of alone")
 
 
+def engine(line):
+    return line.get("engine", "kernels")
+
+
 def beside_adamw(line, of):
     adamw = next((other for other in of["steps"] if other["config"] == line["config"] and other["gpus"] == line["gpus"]
-                  and other["engine"] == "kernels"), None)
+                  and other["engine"] == engine(line)), None)
     if adamw is None:
         return "-", "-"
     return of_ranks(adamw, "optimizer"), f"{ms(line['step_seconds'] - adamw['step_seconds'])} ms"

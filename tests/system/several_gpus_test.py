@@ -80,7 +80,7 @@ class SeveralGpus(unittest.TestCase):
         self.assertIn("steps-3b_sb-copy_engines-4", listed)
         self.call()
         calls = self.calls()
-        self.assertEqual(len(calls), 2 + 20 + 3 + 12 + 17)
+        self.assertEqual(len(calls), 2 + 20 + 4 + 16 + 17)
         self.assertEqual(self.call(), "")
         self.assertEqual(self.calls(), [])
         self.assertEqual({call["gpus"] for call in calls}, {"0", "0,1", "0,1,2,3"})
@@ -93,7 +93,7 @@ class SeveralGpus(unittest.TestCase):
         tables = self.call("--tables")
         self.assertIn("| all_gather | bf16 | 4 | default | 1 | 1.000 | 200 | 2.000 | 25% |", tables)
         self.assertIn("| 1b_sb | 4 | copy engines | 500 | 50.0% | 100.0% | - |", tables)
-        self.assertIn("| 1b_sb | 4 | 1,000 | 125 to 250 | 125 to 250 | 0.0 ms |", tables)
+        self.assertIn("| 1b_sb | 4 | kernels | 1,000 | 125 to 250 | 125 to 250 | 0.0 ms |", tables)
         self.assertIn("| 350m_sb, skipping | 262,144 | 4 | 2 | 4,000 | 4.00 |", tables)
 
     def test_several_at_a_time(self):
@@ -119,10 +119,10 @@ class SeveralGpus(unittest.TestCase):
     def test_what_has_failed_is_measured_again(self):
         output = self.call("--only", "fp8", code=1, FAIL="3b_sb")
         self.assertIn("exit code 8", output)
-        self.assertIn("failed: fp8-3b_sb-1, fp8-3b_sb-2, fp8-3b_sb-4", output)
-        self.assertEqual(len(self.calls()), 12)
+        self.assertIn("failed: fp8-3b_sb-1, fp8-3b_sb-2, fp8-3b_sb-4, fp8-3b_sb-copy_engines-4", output)
+        self.assertEqual(len(self.calls()), 16)
         self.call("--only", "fp8")
-        self.assertEqual(len(self.calls()), 3)
+        self.assertEqual(len(self.calls()), 4)
 
     def test_limits_and_options(self):
         self.assertIn("goes on", self.call("--only", "steps", "--limit", "5", code=85))
