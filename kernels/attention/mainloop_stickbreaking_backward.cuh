@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/attention/epilogue.cuh"
+#include "kernels/attention/score_stickbreaking_backward.cuh"
 #include "kernels/attention/stickbreaking_tiles.cuh"
 #include "kernels/primitives/block_index.cuh"
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/attention/epilogue.cuh"
+#include "kernels/attention/score_stickbreaking_forward.cuh"
 #include "kernels/attention/stickbreaking_tiles.cuh"
 
 namespace sbtrain::kernels {

@@ -6,7 +6,8 @@
 #include <string>
 
 #include "gpu/device.h"
-#include "kernels/attention/score_stickbreaking.cuh"
+#include "kernels/attention/score_stickbreaking_backward.cuh"
+#include "kernels/attention/score_stickbreaking_forward.cuh"
 #include "kernels/attention/visibility.cuh"
 #include "kernels/primitives/accumulator.cuh"
 
