@@ -5,7 +5,8 @@
 #   values   (declare -A) its options that take a value, by name without dashes; one is `out`
 #   models   (an array) the models to train where the command line names none
 # parse_command_line CALLED_FROM ARGUMENTS... then sets `values`, `models`, `options` (the arguments
-# after --), `sbtrain`, `python` and `device`, and makes the folder values[out]. find_corpus, evaluate and start_job stand below.
+# after --), `sbtrain`, `python` and `device`, and makes the folder values[out]. find_corpus, complete_run,
+# evaluate and start_job stand below.
 
 driver=$(basename "$0" .sh)
 
@@ -107,6 +108,18 @@ find_corpus() {
   done
   corpus_options=("--data.sources=[{path: $corpus/train.h5}]" "--data.validation=[$held_out]"
     "--data.tokenizer=$corpus/tokenizer.model")
+}
+
+# ---- Training ---------------------------------------------------------------------------------
+
+is_complete() { # is_complete RUN
+  [ -f "$1/status.json" ] && grep -q '"state": *"complete"' "$1/status.json"
+}
+
+# Trains what is missing of RUN. Where the program ends with an error, it ends the job with its code: 85 means that a
+# signal stopped the run after it had saved, and the same command continues.
+complete_run() { # complete_run RUN CONFIG OPTIONS...
+  is_complete "$1" || "$sbtrain" train --config "$2" --out "$1" "${@:3}" || exit
 }
 
 # ---- Evaluation -------------------------------------------------------------------------------

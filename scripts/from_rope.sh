@@ -28,21 +28,17 @@ out=${values[out]}
 [ ${#models[@]} -eq 1 ] || usage_error "one model at a time: another needs another --from and --out"
 find_corpus
 
-turn() { # turn RATE
-  "$sbtrain" train --config "configs/from_rope_${models[0]}.yaml" --init-from "${values[from]}" --out "$out/lr=$1" \
-    "${corpus_options[@]}" "${options[@]}" --train.lr="$1" || exit
-  touch "$out/lr=$1/done"
-}
-
 for rate in ${values[rates]//,/ }; do
-  [ -f "$out/lr=$rate/done" ] || start_job "lr=$rate" turn "$rate"
+  is_complete "$out/lr=$rate" ||
+    start_job "lr=$rate" complete_run "$out/lr=$rate" "configs/from_rope_${models[0]}.yaml" \
+      --init-from "${values[from]}" "${corpus_options[@]}" "${options[@]}" --train.lr="$rate"
 done
 finish_jobs
 
 runs=("${values[from]}")
 labels=original
 for rate in ${values[rates]//,/ }; do
-  if [ -f "$out/lr=$rate/done" ]; then runs+=("$out/lr=$rate") labels=$labels,rate\ $rate; fi
+  if is_complete "$out/lr=$rate"; then runs+=("$out/lr=$rate") labels=$labels,rate\ $rate; fi
 done
 "$python" scripts/collect_results.py --labels "$labels" "${runs[@]}" -o "$out/results.jsonl"
 "$python" - "$out/results.jsonl" >"$out/from_rope.md" <<'PYTHON'

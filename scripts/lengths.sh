@@ -88,9 +88,7 @@ measure() {
 train_and_measure() {
   local folder=$1 model=$2 name
   shift 2
-  # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
-  [ -f "$folder/$model.json" ] ||
-    "$sbtrain" train --config "configs/lengths_$model.yaml" --out "$folder/$model" "$@" || exit
+  [ -f "$folder/$model.json" ] || complete_run "$folder/$model" "configs/lengths_$model.yaml" "$@"
   for name in $(results_of "$model"); do
     if [ "$name" = "$model" ]; then
       measure "$folder" "$name" "$model"

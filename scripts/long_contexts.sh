@@ -91,15 +91,12 @@ fi
 
 # ---- Training ---------------------------------------------------------------------------------
 
-train_base() { # train_base NAME
-  "$sbtrain" train --config "configs/lengths_$1.yaml" --out "$out/base/$1" "${corpus_options[@]}" "${rate_options[@]}" \
-    "${options[@]}" || exit
-  touch "$out/base/$1/done"
-}
 if [ -z "${values[from]}" ]; then
   for base in "${bases[@]}"; do
     find_rate "$base"
-    [ -f "$out/base/$base/done" ] || start_job "base/$base" train_base "$base"
+    is_complete "$out/base/$base" ||
+      start_job "base/$base" complete_run "$out/base/$base" "configs/lengths_$base.yaml" "${corpus_options[@]}" \
+        "${rate_options[@]}" "${options[@]}"
   done
   finish_jobs
   [ $failure -eq 0 ] || end_with_jobs
@@ -110,16 +107,13 @@ fi
 go_on() {
   local model=$1 name=$2 run=$3 row=$4 reach=$5 length=$6 batch scaled=()
   shift 6
-  [ ! -f "$out/$name/done" ] || return 0
   batch=$((65536 / row))
   case $model in rope_*) scaled=("--model.attention.rope_factor=$((reach > short_rows ? reach / short_rows : 1))") ;; esac
-  "$sbtrain" train --config "configs/long_$model.yaml" --init-from "$run" --out "$out/$name" "${corpus_options[@]}" \
+  complete_run "$out/$name" "configs/long_$model.yaml" --init-from "$run" "${corpus_options[@]}" \
     "--train.sequence_length=$row" "--train.batch=$((batch > 0 ? batch : 1))" --train.micro_batch=1 \
     "--data.sources=[{path: $out/train-$row.h5}]" "--stages.0.length=$length steps" \
     "--stages.0.schedule.warmup=$((length / 10 + 1)) steps" "--validation.every=$((length / 4 + 1)) steps" \
-    "--checkpoint.every=$((length / 2 + 1)) steps" "${scaled[@]}" "${rate_options[@]}" "${options[@]}" "$@" ||
-    exit
-  touch "$out/$name/done"
+    "--checkpoint.every=$((length / 2 + 1)) steps" "${scaled[@]}" "${rate_options[@]}" "${options[@]}" "$@"
 }
 
 # ---- Measuring --------------------------------------------------------------------------------

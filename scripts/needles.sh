@@ -98,10 +98,8 @@ stages:
     schedule: {type: cosine, final_ratio: 0.1}
     sources: [{path: $corpus/train.h5, weight: 2}, {path: $out/needles.h5, weight: 3}]
 YAML
-  # Exit code 85 means that a signal stopped the run after it had saved: the same command continues.
   [ -f "$run.json" ] ||
-    "$sbtrain" train --config "$run.yaml" --out "$run" --seed="$2" "${corpus_options[@]}" \
-      "${rate_options[@]}" "${options[@]}" || exit
+    complete_run "$run" "$run.yaml" --seed="$2" "${corpus_options[@]}" "${rate_options[@]}" "${options[@]}"
   ask "$run.json" "$run"
   case $model in
     rope* | coca*) ask "$out/${model}_dynamic_ntk-$2.json" "$run" --rope-scaling dynamic_ntk ;;

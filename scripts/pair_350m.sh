@@ -113,17 +113,16 @@ ask() { # ask NAME RUN OPTIONS...
 train_and_measure() { # train_and_measure MODEL RATE
   local model=$1 run=$out/$1
   mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 2)
-  "$sbtrain" train --config "configs/350m_$model.yaml" --out "$run" "${text[@]}" "${whole[@]}" "${options[@]}" \
-    --train.lr="$2" || exit
+  complete_run "$run" "configs/350m_$model.yaml" "${text[@]}" "${whole[@]}" "${options[@]}" --train.lr="$2"
   measure "$model" "$model"
   [ "$model" != rope ] || measure rope_dynamic_ntk rope --rope-scaling dynamic_ntk
   if [ "$model" = sb ]; then
     evaluate "$out/sb_reach.json" "$run" --reach --lengths "2048,${values[skip]}" --tokens-per-length 262144
   fi
   mapfile -t more < <(schedule "${values[needles]}" $((values[needles] / 20 + 1)) 1)
-  "$sbtrain" train --config "configs/350m_$model.yaml" --init-from "$run" --out "${run}_needles" "${text[@]}" \
+  complete_run "${run}_needles" "configs/350m_$model.yaml" --init-from "$run" "${text[@]}" \
     "--data.sources=[{path: $corpus/train.h5, weight: 2}, {path: $out/needles.h5, weight: 3}]" "${more[@]}" \
-    "${options[@]}" --train.lr="$2" || exit
+    "${options[@]}" --train.lr="$2"
   ask "$model" "${run}_needles"
   [ "$model" != rope ] || ask rope_dynamic_ntk "${run}_needles" --rope-scaling dynamic_ntk
   if [ "$model" = sb ] && [ ! -f "$out/skip.jsonl" ]; then
