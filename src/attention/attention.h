@@ -21,13 +21,18 @@
 
 namespace sbtrain {
 
+class KeyRing;  // attention/context.h
+
 // What one forward pass leaves for the backward pass; each module derives its own.
 class AttentionSaved {
  public:
-  virtual ~AttentionSaved() = default;
+  AttentionSaved();
+  virtual ~AttentionSaved();
   // f32, the largest |x_TD| of the forward pass, where reads_fp8() and the block has found it: it
   // spares the products with x a pass each.
   Buffer x_amax_1;
+  // Keys of other ranks that begin_backward() has asked for.
+  std::unique_ptr<KeyRing> ring;
 };
 
 // Keys, values and whatever else decoding needs, for B independent sequences.
@@ -93,6 +98,11 @@ class Attention {
 
   // Whether the products with x_TD of as many tokens are in fp8.
   virtual bool reads_fp8(const Stream& /*s*/, int64_t /*tokens*/) const { return false; }
+
+  // Starts what backward() needs of other ranks, so that it is under way while the block finds
+  // dmix_TD. A caller that has nothing to do in between may leave it to backward().
+  virtual void begin_backward(Stream& /*s*/, AttentionSaved& /*saved*/,
+                              const Sequences& /*sequences*/) const {}
 
   // dx_TD = gradient; gradients of the weights are added to `dw`. mix_TD is the output of
   // forward().

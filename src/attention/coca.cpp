@@ -98,7 +98,7 @@ class CocaAttention : public Attention {
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
     ops::run(s, ops::CocaKey{
                     .y_THd = x.k, .t_THd = x.k, .positions_T = positions_T, .params = key_params});
-    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
+    const std::unique_ptr<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::SoftmaxForward{.o_THd = own.rows(mix_TD),
                                       .lse_HT = own.per_head(mine.lse_HT),
@@ -109,6 +109,11 @@ class CocaAttention : public Attention {
                                       .params = params_});
     }
     if (ring) add_far_softmax(s, mix_TD, mine.lse_HT, far_softmax(query, x), *ring);
+  }
+
+  void begin_backward(Stream& s, AttentionSaved& saved, const Sequences& sequences) const override {
+    const Qkv x = qkv_.saved(static_cast<const CocaSaved&>(saved).qkv);
+    saved.ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
@@ -128,7 +133,8 @@ class CocaAttention : public Attention {
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
       std::optional<FarSoftmaxBackward> far;
       if (sequences.context != nullptr) {
-        far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(query, x), *sequences.context);
+        if (!saved.ring) begin_backward(s, saved, sequences);
+        far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(query, x), std::move(saved.ring));
       }
       for (const OwnTokens& own : own_tokens(sequences)) {
         ops::run(s, ops::SoftmaxBackward{.dq_THd = own.rows(dx.q),

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/attention.h"
 #include "ops/memory.h"
 
 namespace sbtrain {
+
 Tensor OwnTokens::rows(const Tensor& x_T) const {
   if (!x_T.defined() || chunks == 1) return x_T;
   const int64_t tokens = x_T.rows() / chunks;
@@ -55,9 +57,6 @@ KeyRing::KeyRing(Stream& s, const ContextShare& share, const Tensor& k, const Te
   if (heads_ > 0) ops::run(s, ops::Copy{.y = part(keys_[0], 0, kGates, dtype_), .x = gate_TH});
   const int first_started = keeps() ? share.ranks->size() - 1 : 1;
   for (int hop = 1; hop <= first_started; ++hop) start(hop);
-  if (pass == Pass::kForward) return;
-  gradients_ = gradient_sums(keeps() ? share.ranks->size() : 1);
-  ops::run(s, ops::Fill{.x = gradients_, .value = 0.0f});
 }
 
 // Gates are f32, whatever the keys are.
@@ -121,7 +120,12 @@ void KeyRing::advance() {
 }
 
 bool KeyRing::next() {
-  if (std::exchange(begun_, true)) ++visit_;
+  if (std::exchange(begun_, true)) {
+    ++visit_;
+  } else if (pass_ == Pass::kBackward) {
+    gradients_ = gradient_sums(keeps() ? share_.ranks->size() : 1);
+    ops::run(s_, ops::Fill{.x = gradients_, .value = 0.0f});
+  }
   if (visit_ < visits_.size()) {
     while (hop_ < hop_of(share_.rank_of(place()))) advance();
     return true;
@@ -174,10 +178,14 @@ Tensor KeyRing::gradient(Part which) const {
   return chunk_rows(part(gradients_, begin, which, DType::kF32));
 }
 
-std::optional<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
-                                const Tensor& v, KeyRing::Pass pass, const Tensor& gate_TH) {
-  if (sequences.context == nullptr) return std::nullopt;
-  return std::optional<KeyRing>(std::in_place, s, *sequences.context, k, v, pass, gate_TH);
+std::unique_ptr<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
+                                  const Tensor& v, KeyRing::Pass pass, const Tensor& gate_TH) {
+  if (sequences.context == nullptr) return nullptr;
+  return std::make_unique<KeyRing>(s, *sequences.context, k, v, pass, gate_TH);
 }
+
+// Here, where KeyRing is known.
+AttentionSaved::AttentionSaved() = default;
+AttentionSaved::~AttentionSaved() = default;
 
 }  // namespace sbtrain

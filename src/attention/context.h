@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -33,7 +34,7 @@ std::vector<OwnTokens> own_tokens(const Sequences& sequences);
 
 // The visits of this rank's chunks to all chunks before them, one chunk of queries after the other.
 // The constructor starts the first transfer, so that what the stream is given before the first
-// next() runs beside it.
+// next() runs beside it. The sums of gradients take memory from the first next() on.
 //
 // Consecutive ranks hold the keys of one rank at a time, in the order in which they come. Ranks of
 // a folded line have no common order; each keeps the keys of all, and goes on as they come.
@@ -126,8 +127,8 @@ class KeyRing {
   Event comes_home_;
 };
 
-// The visits of a pass, or nothing where this rank has all tokens.
-std::optional<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
-                                const Tensor& v, KeyRing::Pass pass, const Tensor& gate_TH = {});
+// The visits of a pass, or null where this rank has all tokens.
+std::unique_ptr<KeyRing> key_ring(Stream& s, const Sequences& sequences, const Tensor& k,
+                                  const Tensor& v, KeyRing::Pass pass, const Tensor& gate_TH = {});
 
 }  // namespace sbtrain

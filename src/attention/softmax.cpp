@@ -126,7 +126,7 @@ class SoftmaxAttention : public Attention {
     auto& mine = static_cast<SoftmaxSaved&>(saved);
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, /*query_factor=*/1.0f, mine.x_amax_1);
     rotate(s, x.qk, sequences.positions_T, sequences.rope_length());
-    std::optional<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
+    const std::unique_ptr<KeyRing> ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward);
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::SoftmaxForward{.o_THd = own.rows(mix_TD),
                                       .lse_HT = own.per_head(mine.lse_HT),
@@ -140,6 +140,11 @@ class SoftmaxAttention : public Attention {
     if (ring) add_far_softmax(s, mix_TD, mine.lse_HT, far_softmax(x, w), *ring);
   }
 
+  void begin_backward(Stream& s, AttentionSaved& saved, const Sequences& sequences) const override {
+    const Qkv x = qkv_.saved(static_cast<const SoftmaxSaved&>(saved).qkv);
+    saved.ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
+  }
+
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
@@ -149,7 +154,8 @@ class SoftmaxAttention : public Attention {
     const Qkv dx = qkv_.view(dqkv);
     std::optional<FarSoftmaxBackward> far;
     if (sequences.context != nullptr) {
-      far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(x, w), *sequences.context);
+      if (!saved.ring) begin_backward(s, saved, sequences);
+      far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(x, w), std::move(saved.ring));
     }
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::SoftmaxBackward{.dq_THd = own.rows(dx.q),

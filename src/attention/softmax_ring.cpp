@@ -30,31 +30,31 @@ void add_far_softmax(Stream& s, const Tensor& o_THd, const Tensor& lse_HT, const
 
 FarSoftmaxBackward::FarSoftmaxBackward(Stream& s, const Tensor& do_THd, const Tensor& o_THd,
                                        const Tensor& lse_HT, const FarSoftmax& x,
-                                       const ContextShare& share)
+                                       std::unique_ptr<KeyRing> ring)
     : s_(s),
-      ring_(s, share, x.k_THd, x.v_THd, KeyRing::Pass::kBackward),
+      ring_(std::move(ring)),
       dq_THd_(s.scratch("dq of other chunks", DType::kF32, {x.q_THd.rows(), x.q_THd.cols()})) {
   ops::run(s, ops::Fill{.x = dq_THd_, .value = 0.0f});
-  while (ring_.next()) {
-    const OwnTokens own = ring_.own();
+  while (ring_->next()) {
+    const OwnTokens own = ring_->own();
     ops::run(s, ops::SoftmaxFarBackward{.dq_THd = own.rows(dq_THd_),
-                                        .dk_THd = ring_.dk(),
-                                        .dv_THd = ring_.dv(),
+                                        .dk_THd = ring_->dk(),
+                                        .dv_THd = ring_->dv(),
                                         .do_THd = own.rows(do_THd),
                                         .o_THd = own.rows(o_THd),
                                         .lse_HT = own.per_head(lse_HT),
                                         .q_THd = own.rows(x.q_THd),
-                                        .k_THd = ring_.k(),
-                                        .v_THd = ring_.v(),
+                                        .k_THd = ring_->k(),
+                                        .v_THd = ring_->v(),
                                         .bias = x.bias,
-                                        .far = ring_.keys(),
-                                        .distance = ring_.distance(),
+                                        .far = ring_->keys(),
+                                        .distance = ring_->distance(),
                                         .params = x.params});
   }
 }
 
 void FarSoftmaxBackward::add_to(const SoftmaxGradients& sums) {
-  const KeyRing::Home home = ring_.home();
+  const KeyRing::Home home = ring_->home();
   ops::run(s_, ops::Add{.y = sums.dq_THd, .x = dq_THd_});
   ops::run(s_, ops::Add{.y = sums.dk_THd, .x = home.dk});
   ops::run(s_, ops::Add{.y = sums.dv_THd, .x = home.dv});

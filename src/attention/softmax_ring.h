@@ -26,16 +26,16 @@ struct SoftmaxGradients {
 // What the keys of earlier chunks give to the queries, and what later chunks give to the keys.
 class FarSoftmaxBackward {
  public:
-  // Computes it; o and lse are those of all keys. Gradients of keys are on their way home beside
-  // what the stream is given from then on.
+  // Computes it; o and lse are those of all keys, `ring` is of the backward pass. Gradients of keys
+  // are on their way home beside what the stream is given from then on.
   FarSoftmaxBackward(Stream& s, const Tensor& do_THd, const Tensor& o_THd, const Tensor& lse_HT,
-                     const FarSoftmax& x, const ContextShare& share);
+                     const FarSoftmax& x, std::unique_ptr<KeyRing> ring);
   // += to what the chunks themselves have given.
   void add_to(const SoftmaxGradients& sums);
 
  private:
   Stream& s_;
-  KeyRing ring_;
+  std::unique_ptr<KeyRing> ring_;
   Buffer dq_THd_;
 };
 

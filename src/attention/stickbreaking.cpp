@@ -168,7 +168,7 @@ class StickBreakingAttention : public Attention {
     const ops::StickBreakingParams params = params_of(s, x_TD.rows());
     const Qkv x = qkv_.forward(s, mine.qkv, x_TD, w, params.query_factor, mine.x_amax_1);
     if (gated_) compute_gate(s, mine.gate_TH, x_TD, w);
-    std::optional<KeyRing> ring =
+    const std::unique_ptr<KeyRing> ring =
         key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kForward, mine.gate_TH);
     const ops::StickBreakingParams own_params = ring ? without_remainder(params) : params;
     for (const OwnTokens& own : own_tokens(sequences)) {
@@ -187,14 +187,20 @@ class StickBreakingAttention : public Attention {
     if (head_norm_) normalise(s, mix_TD, heads_TD, w);
   }
 
+  void begin_backward(Stream& s, AttentionSaved& saved, const Sequences& sequences) const override {
+    auto& mine = static_cast<StickBreakingSaved&>(saved);
+    const Qkv x = qkv_.saved(mine.qkv);
+    mine.ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward, mine.gate_TH);
+  }
+
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
     const auto& mine = static_cast<const StickBreakingSaved&>(saved);
     const int64_t tokens = x_TD.rows();
     const Qkv x = qkv_.saved(mine.qkv);
-    std::optional<KeyRing> ring =
-        key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward, mine.gate_TH);
+    if (!saved.ring) begin_backward(s, saved, sequences);
+    std::unique_ptr<KeyRing> ring = std::move(saved.ring);
     Buffer dheads;
     Tensor dheads_TD = dmix_TD;
     if (head_norm_) {

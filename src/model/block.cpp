@@ -240,6 +240,7 @@ void Block::backward(Stream& s, const Gradient& dx, Tensor x_TD, const Weights& 
   const Tensor dx_TD = dx.x_TD;
   const int64_t T = x_TD.rows();
   recompute(s, x_TD, w, saved, sequences);
+  attention_->begin_backward(s, *saved.attention, sequences);
 
   // dx_TD becomes the gradient of h, then of x: the residual path adds without a copy.
   Buffer dread_TD = activation(s, "dnorm", T, width_);  // of what a sublayer read
