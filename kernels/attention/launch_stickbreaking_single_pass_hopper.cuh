@@ -17,6 +17,9 @@ void launch_single_pass(cudaStream_t stream, const StickBreakingProblem& p) {
   for (int first_head = 0; first_head < p.heads; first_head += p.workspace_heads) {
     const SinglePassArguments x = single_pass_arguments<Shape>(p, first_head);
     const dim3 tiles(static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads));
+    if constexpr (Shape::kFar) {
+      check_cuda(kName, cudaMemsetAsync(x.taken, kNothingSeen, sizeof(int), stream));
+    }
     begin_single_pass_kernel<Shape::kFar>
         <<<tiles, kSinglePassBeginThreads, 0, stream>>>(x, Shape::kKeys);
     check_launch(kName);

@@ -41,6 +41,9 @@ struct SinglePassShape {
   static constexpr int kConsumerRegisters = 160;
 };
 
+// Where `taken` begins if no place is seen, in each of its bytes: far beyond the last one.
+inline constexpr int kNothingSeen = 0x7f;
+
 // The counters begin where begin_single_pass_kernel() sets them. [H] are the heads of the launch.
 struct SinglePassArguments {
   StickBreakingProblem p;
@@ -49,7 +52,7 @@ struct SinglePassArguments {
   int heads = 0;              // of the launch
   int tiles = 0;              // of 64 queries
   int places = 0;             // of 192 keys
-  int* taken = nullptr;       // how many blocks of keys have been taken
+  int* taken = nullptr;       // the next block of keys: place * heads + head
   int* first_keys = nullptr;  // [H, 64 tiles]: that each row sees
   float2* states = nullptr;   // {log2 T, C} [H, 64 tiles], at the left of the place that is next
   int* next = nullptr;        // [H, tiles]: the place that is next to take the states
@@ -202,7 +205,7 @@ class SinglePassHelper {
     if (lane() == 0) n = atomicAdd(x_.taken, 1);
     n = __shfl_sync(~0u, n, 0);
     const StickBreakingProblem& p = x_.p;
-    const int place = (Shape::kFar ? p.far.key / Shape::kKeys : 0) + n / x_.heads;
+    const int place = n / x_.heads;
     if (place >= x_.places) return {};
     const int first = place * Shape::kKeys, head = x_.first_head + n % x_.heads;
     const int end_key = min(first + Shape::kKeys, p.tokens);

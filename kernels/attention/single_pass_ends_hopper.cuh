@@ -7,7 +7,7 @@
 namespace sbtrain::kernels {
 
 // A block of 256 threads for each tile of each head, four for a row: the rows' states and first
-// keys, and the place that is the first to see the tile.
+// keys, the place that is the first to see the tile, and the first one that is taken.
 inline constexpr int kSinglePassBeginThreads = 256;
 template <bool kFar = false>
 static __global__ void __launch_bounds__(kSinglePassBeginThreads)
@@ -33,9 +33,16 @@ static __global__ void __launch_bounds__(kSinglePassBeginThreads)
   x.states[at * 64 + row_of_tile] = make_float2(sticks.log2_left[0], sticks.c[0]);
   x.first_keys[at * 64 + row_of_tile] = first_key;
   if (row_of_tile > 0) return;
-  x.next[at] = first_key / keys;
-  x.next_dq[at] = first_key / keys;
-  if (tile == 0 && blockIdx.y == 0) *x.taken = 0;
+  const int place = first_key / keys;
+  x.next[at] = place;
+  x.next_dq[at] = place;
+  if constexpr (kFar) {
+    // Where sticks end early, most places are seen by nobody, and none before the first that is
+    // seen is taken. The counter begins with kNothingSeen.
+    if (first_key < p.tokens) atomicMin(x.taken, place * x.heads);
+  } else {
+    if (tile == 0 && blockIdx.y == 0) *x.taken = 0;
+  }
 }
 
 // A block of 128 threads for each tile of each head: rounds the sums of dq.

@@ -154,6 +154,11 @@ inline int atomicAdd(int* p, int x) {
   *p += x;
   return before;
 }
+inline int atomicMin(int* p, int x) {
+  const int before = *p;
+  *p = std::min(before, x);
+  return before;
+}
 inline int atomicMax(int* p, int x) {
   const int before = *p;
   *p = std::max(before, x);

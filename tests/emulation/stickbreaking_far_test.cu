@@ -1,5 +1,7 @@
 // The kernels of stick-breaking attention to the keys of another rank, emulated (emulator.h),
 // against the fp64 oracle: those for Hopper, and the portable ones with and without gates.
+#include <cstring>
+
 #include "emulation/attention.cuh"
 #include "kernels/attention/far_hopper.cuh"
 #include "kernels/attention/far_queries.h"
@@ -146,10 +148,12 @@ class FarStickBreaking : public Attention {
   int stop(int head, int query) const { return stop_[head * tokens() + query]; }
 
   std::vector<float> o_sum, dq_sum, dk_sum, dv_sum, dgate_sum, w;
+  int blocks_taken = 0;  // of keys, by the single pass
 
  private:
   const StickBreakingProblem& begin(float skip_epsilon) {
     clear_results();
+    blocks_taken = 0;
     std::fill(workspace_.begin(), workspace_.end(), NAN);
     for (auto* x : {&o_sum, &dq_sum}) x->assign(q.size(), kBefore);
     for (auto* x : {&dk_sum, &dv_sum}) x->assign(k.size(), kBefore);
@@ -201,9 +205,13 @@ class FarStickBreaking : public Attention {
     for (int head = 0; head < heads; head += problem_.workspace_heads) {
       const SinglePassArguments x = single_pass_arguments<Shape>(problem_, head);
       const Index tiles = {static_cast<unsigned>(x.tiles), static_cast<unsigned>(x.heads)};
+      std::memset(x.taken, kNothingSeen, sizeof(int));
       launch(tiles, {kSinglePassBeginThreads}, timing,
              [&] { begin_single_pass_kernel<true>(x, Shape::kKeys); });
+      const int first = *x.taken;
       launch({}, {Shape::kThreads}, timing, [&] { single_pass_hopper_kernel<Shape>(x); });
+      // The last one that is taken is none.
+      blocks_taken += *x.taken - first - 1;
       launch(tiles, {kSinglePassEndThreads}, timing, [&] { end_far_single_pass_kernel<kD>(x); });
     }
   }
@@ -335,8 +343,22 @@ TEST(EmulatedFarStickBreaking, UsedUpSticksReadNothing) {
       EXPECT_EQ(*sum, std::vector<float>(sum->size(), kBefore));
     }
   }
+  EXPECT_EQ(x.blocks_taken, 0);
   ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0.0f)));
   EXPECT_EQ(x.stop(0, 64), 0);
+  EXPECT_EQ(x.blocks_taken, 3 * x.heads);
+}
+
+// Of 700 keys the first queries read the last ones, and none the first ones.
+TEST(EmulatedFarStickBreaking, PlacesBeforeTheFirstThatIsSeenAreNotTaken) {
+  FarStickBreaking x({900, 900, 700}, 64);
+  x.take_single_pass(x.heads);
+  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0.0f)));
+  EXPECT_EQ(x.blocks_taken, 4 * x.heads);
+  ASSERT_NO_THROW((x.run<64>(Timing::kAtOnce, 0x1p-24f)));
+  EXPECT_GE(x.blocks_taken, x.heads);
+  EXPECT_LT(x.blocks_taken, 4 * x.heads);
+  x.check();
 }
 
 }  // namespace
