@@ -77,7 +77,11 @@ class HopperForwardProducer : public TileState {
     const int lowest =
         visibility_of<false, Shape::kFar>(x_.p, StickHead(x_.p, head)).first_key(first);
     const int end = end_key_of_rows<Shape::kFar>(x_.p, first + Shape::kQueries);
-    return {first, head, lowest / kKeys * kKeys, (end - 1) / kKeys * kKeys};
+    const int last = (end - 1) / kKeys * kKeys;
+    if constexpr (Shape::kFar) {
+      if (came_used_up(first, head)) return {first, head, last, last};
+    }
+    return {first, head, lowest / kKeys * kKeys, last};
   }
   __device__ __forceinline__ void load(const QueryTile& tile) {
     load_until_used_up(tile);
@@ -85,6 +89,18 @@ class HopperForwardProducer : public TileState {
   }
 
  private:
+  // Whether nothing is left of any stick of the tile, as its consumers will find (came_used_up):
+  // one block is then enough for them to end. Blocks beyond it would be on their way before they
+  // say so.
+  __device__ __forceinline__ bool came_used_up(int first, int head) const {
+    const StickHead rows(x_.p, head);
+    bool done = x_.p.skip_epsilon > 0;
+    for (int row = first + lane(); row < min(first + Shape::kQueries, x_.p.far.queries);
+         row += 32) {
+      done = done && exp2_ftz(x_.p.far.before[rows.at(row)]) < x_.p.skip_epsilon;
+    }
+    return __all_sync(~0u, done) != 0;
+  }
   __device__ __forceinline__ void load_until_used_up(const QueryTile& tile) {
     for (int block = tile.last;; block -= kKeys) {
       Mbarrier& full = s_.keys.acquire(k_);
