@@ -21,10 +21,12 @@ inline ModelConfig small_model(int64_t heads) {
   return model;
 }
 
-// The parameters of a module, stored one after the other as fused ones must be.
+// The parameters of a module, stored one after the other as fused ones must be; all zero, or
+// random.
 struct Parameters {
-  Parameters(const ::sbtrain::Attention& module, bool random) : specs(module.parameters()) {
-    for (const TensorSpec& spec : module.shared_parameters()) specs.push_back(spec);
+  Parameters(const ::sbtrain::Attention& module, bool random)
+      : Parameters(all_of(module), random) {}
+  Parameters(std::vector<TensorSpec> all, bool random) : specs(std::move(all)) {
     int64_t total = 0;
     for (const TensorSpec& spec : specs) total += Tensor(nullptr, DType::kF32, spec.shape).numel();
     storage.resize(static_cast<size_t>(total));
@@ -41,6 +43,11 @@ struct Parameters {
       }
       offset += tensor.numel();
     }
+  }
+  static std::vector<TensorSpec> all_of(const ::sbtrain::Attention& module) {
+    std::vector<TensorSpec> all = module.parameters();
+    for (const TensorSpec& spec : module.shared_parameters()) all.push_back(spec);
+    return all;
   }
   HostWeights on_host() const {
     HostWeights host;
