@@ -2,14 +2,16 @@
 // pair of query and key, where the two phases take seven and two
 // (mainloop_stickbreaking_query_gradient_hopper.cuh).
 //
-// A block of threads owns 192 keys, whose K and V stay in shared memory, and walks over the tiles
-// of 64 queries that see them, from the last to the first. Each of its three consumers owns 64 of
-// the keys. Of a row they need log2 T and C at the left of their keys: what comes from the block of
-// keys further left, through device memory behind a counter for each tile, and what the consumers
-// further left contribute. Every consumer says what its own keys leave of the stick as soon as it
-// knows it, and later what they add to C, so none waits for another's state, only for two barriers.
+// A block of threads owns 192 keys (of heads of 128 channels 128), whose K and V stay in shared
+// memory, and walks over the tiles of 64 queries that see them, from the last to the first. Each of
+// its three (two) consumers owns 64 of the keys. Of a row they need log2 T and C at the left of
+// their keys: what comes from the block of keys further left, through device memory behind a
+// counter for each tile, and what the consumers further left contribute. Every consumer says what
+// its own keys leave of the stick as soon as it knows it, and later what they add to C, so none
+// waits for another's state, only for two barriers.
 //
-// The consumers compute dq of a tile in turns, from dz of all 192 keys. A fourth warpgroup loads,
+// The consumers compute dq of a tile in turns, or two of them half of its channels each, from dz of
+// all these keys. Another warpgroup loads,
 // passes states on and adds dq to sums in device memory, block after block from left to right, so
 // that the bits are the same on every run. The first block stores the sums.
 //
@@ -30,15 +32,24 @@ struct SinglePassShape {
   static constexpr bool kFolded = false;
   static constexpr bool kGated = false;
   static constexpr bool kFar = false;
-  static constexpr int kConsumers = 3;
+  // Sums of dk and dv of 128 channels take 128 registers of a thread: two consumers have so many.
+  static constexpr bool kWide = kD == 128;
+  static constexpr int kConsumers = kWide ? 2 : 3;
   static constexpr int kKeys = kStickKeys * kConsumers;
-  static_assert(kKeys == kSinglePassKeys);
+  static_assert(kWide || kKeys == kSinglePassKeys);
   static constexpr int kQueries = kSinglePassQueries;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kConsumers;  // the consumer of this number computes dq
-  static constexpr int kScoreTiles = 2;       // of A and dz
-  static constexpr int kProducerRegisters = 32;
-  static constexpr int kConsumerRegisters = 160;
+  // Wide heads have no room for A and dz of two tiles. Each consumer computes dq of as many
+  // channels as it has keys, of every tile.
+  static constexpr int kScoreTiles = kWide ? 1 : 2;
+  static constexpr int kDqChannels = kWide ? 64 : kD;
+  // Whether a consumer waits for dq of the tile before before it lets the others go on to dz, of
+  // which there may be one tile alone then.
+  static constexpr bool kWaitsEarly = kWide;
+  static_assert(kWaitsEarly || kScoreTiles == 2);
+  static constexpr int kProducerRegisters = kWide ? 40 : 32;
+  static constexpr int kConsumerRegisters = kWide ? 232 : 160;
 };
 
 // Where `taken` begins if no place is seen, in each of its bytes: far beyond the last one.
@@ -138,7 +149,7 @@ struct SinglePassShared {
       handed[i].init(kWarps);
     }
     for (Mbarrier& barrier : differentiated) barrier.init(kWarps);
-    staged.init(4, 1);
+    staged.init(Shape::kWide ? kWarps : 4, 1);
     for (WarpBlock& warp : warps) warp.parity = 0;
   }
 };
@@ -299,7 +310,8 @@ class SinglePassHelper {
   template <bool kAdds>
   static __device__ __forceinline__ float at_right(const float (&of_row)[4]) {
     const float4 x = *reinterpret_cast<const float4*>(of_row);
-    const float sum = x.x + x.y + x.z;
+    float sum = x.x + x.y;
+    if constexpr (Shape::kConsumers == 3) sum += x.z;
     return kAdds ? x.w + sum : x.w - sum;
   }
 
@@ -369,13 +381,14 @@ class SinglePassConsumer {
   // Heads of 32 channels leave registers to dq, but for gates. Others have it in those of dp, which
   // then is not there yet while dq of the tile before is.
   static constexpr bool kOwnDq = kD == 32 && !Shape::kGated;
+  using QueryGradient = WarpgroupAccumulator<Shape::kDqChannels>;
   struct TileScores {
     Scores s, dp;
-    WarpgroupAccumulator<kD> own_dq;  // if kOwnDq
-    __device__ __forceinline__ WarpgroupAccumulator<kD>& dq() {
+    QueryGradient own_dq;  // if kOwnDq
+    __device__ __forceinline__ QueryGradient& dq() {
       if constexpr (kOwnDq) return own_dq;
-      static_assert(sizeof(WarpgroupAccumulator<kD>) <= sizeof(Scores));
-      return reinterpret_cast<WarpgroupAccumulator<kD>&>(dp);
+      static_assert(sizeof(QueryGradient) <= sizeof(Scores));
+      return reinterpret_cast<QueryGradient&>(dp);
     }
     __device__ __forceinline__ void pin_products() {
       dp.pin();
@@ -428,6 +441,14 @@ class SinglePassConsumer {
       if (!all_see(stage, tile, block)) hide(x.s, stage, tile * kQueries, block);
       meet_keys<0>(x.s, rows, stage);
       meet_keys<1>(x.s, rows, stage);
+      if constexpr (Shape::kWaitsEarly) {
+        if (has_dq) {
+          wait_for_products<0>();
+          x.pin_products();
+          sums.pin();
+          hand_over_query_gradient(x, stage);
+        }
+      }
       sync_consumers();  // logs are complete
       s_.arrived[stage].wait(state_.parity());
       const float sticks[2] = {stick<0>(rows, stage), stick<1>(rows, stage)};
@@ -435,12 +456,13 @@ class SinglePassConsumer {
       x.pin_products();
       sums.pin();
       if (before >= 0) s_.queries.release(before);
-      if (has_dq) {
-        stage_query_gradient(x.dq());
-        if constexpr (!kOwnDq) {
-          issue_value_products(x, stage);
-          wait_for_products<0>();
-          x.dp.pin();
+      if constexpr (!Shape::kWaitsEarly) {
+        if (has_dq) {
+          hand_over_query_gradient(x, stage);
+          if constexpr (!kOwnDq) {
+            wait_for_products<0>();
+            x.dp.pin();
+          }
         }
       }
       break_stick<0>(x, rows, sticks[0], stage);
@@ -454,7 +476,7 @@ class SinglePassConsumer {
       arrive_as_warp(s_.differentiated[scores_.stage()]);
       sync_threads<128>(kScores + index_);
       state_.advance();
-      has_dq = stage == index_;
+      has_dq = Shape::kWide || stage == index_;
       tile = uniform(s_.next_tile[stage]);
       if (tile < 0) {
         add_gate_pairs(pairs);
@@ -476,6 +498,12 @@ class SinglePassConsumer {
       before = stage;
       wait_for_products<2>();
     }
+  }
+  // Once dq of the tile before is complete. Where it lies in the registers of do·v, that begins
+  // now.
+  __device__ __forceinline__ void hand_over_query_gradient(TileScores& x, int stage) {
+    stage_query_gradient(x.dq());
+    if constexpr (!kOwnDq) issue_value_products(x, stage);
   }
   // The gradients of the last tile.
   __device__ __forceinline__ void end_walk(TileScores& x, Gradients& sums, int stage, bool has_dq) {
@@ -793,7 +821,7 @@ class SinglePassConsumer {
   using Queries = TileOperand<kQueries, kD, TileUse::kRows, kDescriptors>;
   using QueryColumns = TileOperand<kQueries, kD, TileUse::kColumns, kDescriptors>;
   using Keys = TileOperand<kStickKeys, kD, TileUse::kRows, kDescriptors>;
-  using KeyColumns = TileOperand<kStickKeys, kD, TileUse::kColumns, kDescriptors>;
+  using DqKeyColumns = TileOperand<kStickKeys, Shape::kDqChannels, TileUse::kColumns, kDescriptors>;
   using ScoreRows = TileOperand<kQueries, kStickKeys, TileUse::kRows, kDescriptors>;
   using ScoreColumns = TileOperand<kQueries, kStickKeys, TileUse::kColumns, kDescriptors>;
 
@@ -813,21 +841,29 @@ class SinglePassConsumer {
   // dq of the tile whose dz was stored last, from all keys.
   __device__ __forceinline__ void issue_query_gradient(TileScores& x) {
     s_.differentiated[scores_.stage()].wait(scores_.parity());
-    WarpgroupAccumulator<kD>& dq = x.dq();
+    QueryGradient& dq = x.dq();
     dq.pin();
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Shape::kConsumers; ++i) {
-      issue_product<kStickKeys>(dq, ScoreRows(s_.dz[scores_.stage()][i]), KeyColumns(s_.k[i]),
-                                i > 0);
+      issue_product<kStickKeys>(dq, ScoreRows(s_.dz[scores_.stage()][i]),
+                                DqKeyColumns(s_.k[i] + first_dq_channel() * kStickKeys), i > 0);
     }
     wgmma_commit();
   }
+  // Of dq of a tile, which wide heads divide among the consumers.
+  __device__ __forceinline__ int first_dq_channel() const {
+    return Shape::kWide ? index_ * Shape::kDqChannels : 0;
+  }
   // Gives it to the warp that adds.
-  __device__ __forceinline__ void stage_query_gradient(const WarpgroupAccumulator<kD>& dq) {
-    // One stage is filled for each tile, and scores are a tile ahead.
-    s_.staged.acquire({static_cast<uint32_t>(scores_.stage() ^ 1)});
-    save_sums(s_.dq + threadIdx.x % 128 / 32 * (16 * kD), dq);
+  __device__ __forceinline__ void stage_query_gradient(const QueryGradient& dq) {
+    // It is filled once for each tile, and scores are a tile ahead.
+    const auto tile =
+        static_cast<uint32_t>(Shape::kScoreTiles == 2 ? scores_.stage() : scores_.parity());
+    s_.staged.acquire({tile ^ 1});
+    save_sums(
+        s_.dq + first_dq_channel() * kQueries + threadIdx.x % 128 / 32 * (16 * Shape::kDqChannels),
+        dq);
     fence_async_proxy();
     arrive_as_warp(s_.staged.full[0]);
   }

@@ -45,6 +45,21 @@ static __global__ void __launch_bounds__(kSinglePassBeginThreads)
   }
 }
 
+// dq of the warp's 16 rows, as the consumers have staged it: of wide heads so many channels after
+// the others.
+template <int kD>
+__device__ __forceinline__ void load_query_sums(WarpgroupAccumulator<kD>& dq, const float* of_tile,
+                                                int warp_row) {
+  constexpr int kChannels = SinglePassShape<kD>::kDqChannels;
+#pragma unroll
+  for (int c = 0; c < kD / 8; ++c) {
+    const float* const from = of_tile + 8 * c / kChannels * (64 * kChannels) + warp_row * kChannels;
+    const float4 y = reinterpret_cast<const float4*>(from)[32 * (c % (kChannels / 8)) + lane()];
+    float* const to = dq.at[0][c];
+    to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
+  }
+}
+
 // A block of 128 threads for each tile of each head: rounds the sums of dq.
 inline constexpr int kSinglePassEndThreads = 128;
 template <int kD>
@@ -56,7 +71,7 @@ static __global__ void __launch_bounds__(kSinglePassEndThreads)
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const int first = tile * 64 + warp_row;
   WarpgroupAccumulator<kD> dq;
-  load_sums(dq, x.dq + int64_t{x.tile(head.index, tile)} * (64 * kD) + warp_row * kD);
+  load_query_sums(dq, x.dq + int64_t{x.tile(head.index, tile)} * (64 * kD), warp_row);
   const float scale = p.scale * p.query_factor;
   store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, kD, dq,
              [scale](int) { return scale; });
@@ -79,7 +94,7 @@ static __global__ void __launch_bounds__(kSinglePassEndThreads)
   if (x.first_keys[at * 64] >= p.tokens) return;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16, first = tile * 64 + warp_row;
   WarpgroupAccumulator<kD> dq;
-  load_sums(dq, x.dq + at * (64 * kD) + warp_row * kD);
+  load_query_sums(dq, x.dq + at * (64 * kD), warp_row);
   const float scale = p.scale * p.query_factor;
   add_rows(sum_row(head, p.far.dq, first), p.far.dq.stride, p.far.queries - first, p.head_dim, dq,
            [scale](int) { return scale; });

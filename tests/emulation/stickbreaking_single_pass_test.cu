@@ -167,6 +167,9 @@ TEST(EmulatedSinglePass, HeadsOf32) {
 TEST(EmulatedSinglePass, HeadsOf64) {
   check_all<64>();
 }
+TEST(EmulatedSinglePass, HeadsOf128) {
+  check_all<128>();
+}
 
 template <int kD>
 void check_folded() {
@@ -184,6 +187,7 @@ void check_folded() {
 TEST(EmulatedSinglePass, FoldedScale) {
   check_folded<32>();
   check_folded<64>();
+  check_folded<128>();
 }
 
 TEST(EmulatedSinglePass, AttendCurrent) {
