@@ -80,6 +80,8 @@ ExitCode run(Control& control, Backend backend, int local_rank, const std::strin
   // Ranks may share a GPU.
   if (backend == Backend::kCuda) choose_gpu(local_rank % visible_gpus());
   const bool exchanging = fault == "exchange";
+  // The deadline is for the rounds: on a busy machine ranks may take longer to connect.
+  control.progress("connecting", std::chrono::seconds(60));
   const std::unique_ptr<Communicator> ranks =
       make_communicator(control, backend, {.copy_engines = exchanging});
   exchanging ? exchanges(control, *ranks, backend) : collectives(control, *ranks, backend, fault);
