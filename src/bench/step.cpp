@@ -20,6 +20,7 @@
 #include "parallel/traffic.h"
 #include "train/batch_share.h"
 #include "train/communicator_options.h"
+#include "train/engines.h"
 #include "train/precision_choice.h"
 
 namespace sbtrain {
@@ -132,6 +133,7 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
     fail(ExitCode::kUsage, "only a step on a GPU can be traced: elsewhere ops run one by one");
   }
   check_batch(config.train, job.launch.world);
+  config.train = with_engines(config.train, *job.control, job.launch, backend);
   const auto device_free = [&] {
     return backend == Backend::kCuda ? device_memory(backend).free : 0;
   };

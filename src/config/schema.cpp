@@ -125,13 +125,14 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("gather_engine", c.gather_engine,
         "What gathers weights between GPUs. copy_engines leaves the multiprocessors to the matrix "
         "products; it works among GPUs that NVLink connects, and takes memory in which they reach "
-        "each other (NCCL's symmetric windows).");
+        "each other (NCCL's symmetric windows). auto: copy_engines where all ranks have GPUs of one "
+        "machine that NVLink connects.");
   f.add(
       "reduce_engine", c.reduce_engine,
       "What adds up gradients between GPUs. With copy_engines every rank fetches its part of the "
       "others' gradients by the copy engines, while the next block computes, and then adds them in "
       "the order of ranks and in float32; that takes the memory of one more block's gradients. It "
-      "needs gather_engine copy_engines.");
+      "needs gather_engine copy_engines. auto: as the weights.");
   f.add("cuda_graph", c.cuda_graph,
         "Records the work of a micro-batch once and gives it to the GPU as a whole, for small "
         "models, where giving kernels one by one takes longer than they run. For one GPU; auto: "

@@ -36,6 +36,22 @@ void choose_gpu(int index) {
   chosen = index;
 }
 
+// Only NVLink has atomics between GPUs.
+bool nvlink_connects_gpus() {
+  const int gpus = visible_gpus();
+  for (int from = 0; from < gpus; ++from) {
+    for (int to = 0; to < gpus; ++to) {
+      int atomics = 0;
+      if (from != to && (cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported,
+                                                   from, to) != cudaSuccess ||
+                         atomics == 0)) {
+        return false;
+      }
+    }
+  }
+  return gpus > 1;
+}
+
 std::string gpu_name(int index) {
   cudaDeviceProp properties{};
   return cudaGetDeviceProperties(&properties, index) == cudaSuccess ? properties.name : "";
@@ -61,6 +77,10 @@ int visible_gpus() {
 
 void choose_gpu(int index) {
   fail(ExitCode::kInternal, "this build has no GPU {}", index);
+}
+
+bool nvlink_connects_gpus() {
+  return false;
 }
 
 std::string gpu_name(int) {

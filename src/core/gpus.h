@@ -15,6 +15,10 @@ void choose_gpu(int index);
 void use_chosen_gpu();
 int chosen_gpu();  // the index of the last call, or 0
 
+// Whether there are several visible GPUs and NVLink connects every one of them with every other, so
+// that their copy engines reach each other's memory.
+bool nvlink_connects_gpus();
+
 // "NVIDIA H200", and a name that no other GPU of this machine has. Empty in a build for CPUs.
 std::string gpu_name(int index);
 std::string gpu_address(int index);

@@ -22,10 +22,15 @@ inline constexpr auto kNames<ReduceType> = enum_names<ReduceType>(
     {{ReduceType::kFloat32, "float32"}, {ReduceType::kBfloat16, "bfloat16"}});
 
 // What moves data between the GPUs of a node.
-enum class TransferEngine : uint8_t { kMultiprocessors, kCopyEngines };
+enum class TransferEngine : uint8_t {
+  kMultiprocessors,
+  kCopyEngines,
+  kAuto  // until the ranks have looked at their machine (train/engines.h)
+};
 template <>
 inline constexpr auto kNames<TransferEngine> =
     enum_names<TransferEngine>({{TransferEngine::kMultiprocessors, "multiprocessors"},
-                                {TransferEngine::kCopyEngines, "copy_engines"}});
+                                {TransferEngine::kCopyEngines, "copy_engines"},
+                                {TransferEngine::kAuto, "auto"}});
 
 }  // namespace sbtrain

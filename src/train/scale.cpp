@@ -15,6 +15,7 @@
 #include "parallel/mesh.h"
 #include "parallel/state_ranges.h"
 #include "train/batch_share.h"
+#include "train/engines.h"
 #include "train/plan_text.h"
 #include "train/step.h"
 
@@ -200,6 +201,8 @@ std::vector<RankPlan> plan_choices(const Config& config, Backend target,
 
 std::string describe_scale(const Config& wanted, Backend target, const DryRunOptions& options) {
   Config config = wanted;
+  // The plan's machines have NVLink.
+  config.train = with_engines(config.train, options.world <= options.gpus_per_node);
   std::string note;
   const int64_t micro_batch = largest_micro_batch(config.train, options.world);
   if (micro_batch > 0 && micro_batch < config.train.micro_batch) {

@@ -26,6 +26,7 @@
 #include "optim/schedule.h"
 #include "parallel/make_communicator.h"
 #include "train/communicator_options.h"
+#include "train/engines.h"
 #include "train/guard.h"
 #include "train/host_share.h"
 #include "train/metrics.h"
@@ -98,7 +99,7 @@ class Run {
 
   StartTimes start_;
   const ResolvedConfig& resolved_;
-  Config config_;  // with the precision that `auto` stands for
+  Config config_;  // with the engines and the precision that `auto` stands for
   Control& control_;
   const int node_;
   StopSignals& signals_;
@@ -161,6 +162,12 @@ Memory& with_plan(Memory& memory, const Config& config, const Transformer& model
   return memory;
 }
 
+Config with_engines(const Config& config, const Job& job, Backend backend) {
+  Config mine = config;
+  mine.train = with_engines(config.train, *job.control, job.launch, backend);
+  return mine;
+}
+
 std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) {
   if (control.rank() != 0) return std::nullopt;
   return RunLock(folder);
@@ -168,7 +175,7 @@ std::optional<RunLock> lock_run(const fs::path& folder, const Control& control) 
 
 Run::Run(const ResolvedConfig& resolved, Backend backend, const Job& job, StopSignals& signals)
     : resolved_(resolved),
-      config_(resolved.config),
+      config_(with_engines(resolved.config, job, backend)),
       control_(*job.control),
       node_(job.launch.node),
       signals_(signals),

@@ -218,6 +218,9 @@ TEST_P(TwoGpus, TrainLikeOne) {
   }
   ASSERT_EQ(run(steps("engines", 2, "full", "copy_engines")), 0) << output_;
   expect_close_losses("engines", "one", 1, 20);
+  ASSERT_EQ(run(steps("auto", 2, "full", "auto")), 0) << output_;
+  expect_equal_runs(output_.find("auto is copy_engines") != std::string::npos ? "engines" : "full",
+                    "auto");
   ASSERT_EQ(run(steps("again", 2)), 0) << output_;
   expect_equal_runs("full", "again");
   copy_run("full", "continued", 10);

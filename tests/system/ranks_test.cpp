@@ -328,7 +328,10 @@ TEST_F(RankedTraining, EveryWorldAndModeTrainsLikeOneProcess) {
         Case{4, "full"}, Case{4, "grad"}, Case{4, "none"}, Case{4, "hybrid", 2}}) {
     const std::string out = c.mode + std::to_string(c.world);
     SCOPED_TRACE(out);
-    expect_done(c.world, eight(out, {"--train.sharding=" + std::string(c.mode)}), c.node_size);
+    expect_done(c.world,
+                eight(out, {"--train.sharding=" + std::string(c.mode), "--train.gather_engine=auto",
+                            "--train.reduce_engine=auto"}),
+                c.node_size);
     expect_same_training(out, "one", 60);
   }
 }

@@ -1,0 +1,40 @@
+#include "train/engines.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "core/gpus.h"
+#include "core/log.h"
+
+namespace sbtrain {
+
+TrainConfig with_engines(TrainConfig train, bool copy_engines) {
+  if (train.gather_engine == TransferEngine::kAuto) {
+    train.gather_engine =
+        copy_engines ? TransferEngine::kCopyEngines : TransferEngine::kMultiprocessors;
+  }
+  if (train.reduce_engine == TransferEngine::kAuto) train.reduce_engine = train.gather_engine;
+  return train;
+}
+
+TrainConfig with_engines(const TrainConfig& train, Control& control, const Launch& launch,
+                         Backend backend) {
+  if (train.gather_engine != TransferEngine::kAuto || launch.world == 1) {
+    return with_engines(train, /*copy_engines=*/false);
+  }
+  const bool mine = backend == Backend::kCuda && launch.nodes == 1 && nvlink_connects_gpus();
+  std::vector<int> ranks(static_cast<size_t>(launch.world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const std::vector<std::string> all = control.exchange("engines", ranks, mine ? "1" : "0");
+  const bool copy_engines = std::ranges::count(all, "0") == 0;
+  if (launch.rank == 0 && backend == Backend::kCuda) {
+    log_info("train.gather_engine: auto is {}",
+             copy_engines ? "copy_engines: NVLink connects the GPUs of all ranks"
+                          : "multiprocessors: not all ranks see GPUs of one machine with NVLink");
+  }
+  return with_engines(train, copy_engines);
+}
+
+}  // namespace sbtrain
