@@ -122,11 +122,12 @@ void describe(Fields& f, TrainConfig& c) {
   f.add("reduce_dtype", c.reduce_dtype,
         "The type in which gradients are added up across ranks. bfloat16 halves the traffic and "
         "rounds each sum.");
-  f.add("gather_engine", c.gather_engine,
-        "What gathers weights between GPUs. copy_engines leaves the multiprocessors to the matrix "
-        "products; it works among GPUs that NVLink connects, and takes memory in which they reach "
-        "each other (NCCL's symmetric windows). auto: copy_engines where all ranks have GPUs of one "
-        "machine that NVLink connects.");
+  f.add(
+      "gather_engine", c.gather_engine,
+      "What gathers weights between GPUs. copy_engines leaves the multiprocessors to the matrix "
+      "products; it works among GPUs that NVLink connects, and takes memory in which they reach "
+      "each other (NCCL's symmetric windows). auto: copy_engines where all ranks have GPUs of one "
+      "machine that NVLink connects.");
   f.add(
       "reduce_engine", c.reduce_engine,
       "What adds up gradients between GPUs. With copy_engines every rank fetches its part of the "
