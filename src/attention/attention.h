@@ -21,18 +21,13 @@
 
 namespace sbtrain {
 
-class KeyRing;  // attention/context.h
-
 // What one forward pass leaves for the backward pass; each module derives its own.
 class AttentionSaved {
  public:
-  AttentionSaved();
-  virtual ~AttentionSaved();
+  virtual ~AttentionSaved() = default;
   // f32, the largest |x_TD| of the forward pass, where reads_fp8() and the block has found it: it
   // spares the products with x a pass each.
   Buffer x_amax_1;
-  // Keys of other ranks that begin_backward() has asked for.
-  std::unique_ptr<KeyRing> ring;
 };
 
 // Keys, values and whatever else decoding needs, for B independent sequences.
@@ -100,7 +95,7 @@ class Attention {
   virtual bool reads_fp8(const Stream& /*s*/, int64_t /*tokens*/) const { return false; }
 
   // Starts what backward() needs of other ranks, so that it is under way while the block finds
-  // dmix_TD. A caller that has nothing to do in between may leave it to backward().
+  // dmix_TD. Where ranks share sequences, it comes before each backward().
   virtual void begin_backward(Stream& /*s*/, AttentionSaved& /*saved*/,
                               const Sequences& /*sequences*/) const {}
 

@@ -56,6 +56,8 @@ std::vector<OptionProblem> check_options(const Options& o, const AttentionShape&
 struct CocaSaved : AttentionSaved {
   QkvSaved qkv;  // the keys are transformed, the queries are not
   Buffer lse_HT;
+  // Keys of other ranks, from begin_backward() on.
+  std::unique_ptr<KeyRing> ring;
 };
 
 class CocaAttention : public Attention {
@@ -112,14 +114,15 @@ class CocaAttention : public Attention {
   }
 
   void begin_backward(Stream& s, AttentionSaved& saved, const Sequences& sequences) const override {
-    const Qkv x = qkv_.saved(static_cast<const CocaSaved&>(saved).qkv);
-    saved.ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
+    auto& mine = static_cast<CocaSaved&>(saved);
+    const Qkv x = qkv_.saved(mine.qkv);
+    mine.ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
-    const auto& mine = static_cast<const CocaSaved&>(saved);
+    auto& mine = static_cast<CocaSaved&>(saved);
     const Tensor& positions_T = sequences.positions_T;
     const ops::CocaParams query_params = coca_params(qkv_.heads(), sequences.rope_length());
     const ops::CocaParams key_params = coca_params(qkv_.key_heads(), sequences.rope_length());
@@ -132,9 +135,8 @@ class CocaAttention : public Attention {
           s, ops::CocaQuery{
                  .y_THd = query, .q_THd = x.q, .positions_T = positions_T, .params = query_params});
       std::optional<FarSoftmaxBackward> far;
-      if (sequences.context != nullptr) {
-        if (!saved.ring) begin_backward(s, saved, sequences);
-        far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(query, x), std::move(saved.ring));
+      if (mine.ring) {
+        far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(query, x), std::move(mine.ring));
       }
       for (const OwnTokens& own : own_tokens(sequences)) {
         ops::run(s, ops::SoftmaxBackward{.dq_THd = own.rows(dx.q),

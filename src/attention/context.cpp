@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/attention.h"
 #include "ops/memory.h"
 
 namespace sbtrain {
@@ -183,9 +182,5 @@ std::unique_ptr<KeyRing> key_ring(Stream& s, const Sequences& sequences, const T
   if (sequences.context == nullptr) return nullptr;
   return std::make_unique<KeyRing>(s, *sequences.context, k, v, pass, gate_TH);
 }
-
-// Here, where KeyRing is known.
-AttentionSaved::AttentionSaved() = default;
-AttentionSaved::~AttentionSaved() = default;
 
 }  // namespace sbtrain

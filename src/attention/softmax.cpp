@@ -80,6 +80,8 @@ std::string context_problem(const Options& o) {
 struct SoftmaxSaved : AttentionSaved {
   QkvSaved qkv;  // queries and keys rotated
   Buffer lse_HT;
+  // Keys of other ranks, from begin_backward() on.
+  std::unique_ptr<KeyRing> ring;
 };
 
 class SoftmaxAttention : public Attention {
@@ -141,21 +143,21 @@ class SoftmaxAttention : public Attention {
   }
 
   void begin_backward(Stream& s, AttentionSaved& saved, const Sequences& sequences) const override {
-    const Qkv x = qkv_.saved(static_cast<const SoftmaxSaved&>(saved).qkv);
-    saved.ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
+    auto& mine = static_cast<SoftmaxSaved&>(saved);
+    const Qkv x = qkv_.saved(mine.qkv);
+    mine.ring = key_ring(s, sequences, x.k, x.v, KeyRing::Pass::kBackward);
   }
 
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
-    const auto& mine = static_cast<const SoftmaxSaved&>(saved);
+    auto& mine = static_cast<SoftmaxSaved&>(saved);
     const Buffer dqkv = qkv_.gradients(s, x_TD.rows());
     const Qkv x = qkv_.saved(mine.qkv);
     const Qkv dx = qkv_.view(dqkv);
     std::optional<FarSoftmaxBackward> far;
-    if (sequences.context != nullptr) {
-      if (!saved.ring) begin_backward(s, saved, sequences);
-      far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(x, w), std::move(saved.ring));
+    if (mine.ring) {
+      far.emplace(s, dmix_TD, mix_TD, mine.lse_HT, far_softmax(x, w), std::move(mine.ring));
     }
     for (const OwnTokens& own : own_tokens(sequences)) {
       ops::run(s, ops::SoftmaxBackward{.dq_THd = own.rows(dx.q),

@@ -96,6 +96,8 @@ struct StickBreakingSaved : AttentionSaved {
   // Where ranks share sequences, what the keys of each visit (attention/context.h) leave and where
   // they stop, [visits, H, T / chunks].
   Buffer far_log2_rem, far_stop;
+  // Keys of other ranks, from begin_backward() on.
+  std::unique_ptr<KeyRing> ring;
   static Tensor of_visit(const Tensor& all, int64_t visit) {
     const int64_t heads = all.shape[1];
     const int64_t tokens = all.shape[2];
@@ -196,11 +198,10 @@ class StickBreakingAttention : public Attention {
   void backward(Stream& s, Tensor dx_TD, const Weights& dw, Tensor dmix_TD, Tensor mix_TD,
                 Tensor x_TD, const Weights& w, AttentionSaved& saved,
                 const Sequences& sequences) const override {
-    const auto& mine = static_cast<const StickBreakingSaved&>(saved);
+    auto& mine = static_cast<StickBreakingSaved&>(saved);
     const int64_t tokens = x_TD.rows();
     const Qkv x = qkv_.saved(mine.qkv);
-    if (!saved.ring) begin_backward(s, saved, sequences);
-    std::unique_ptr<KeyRing> ring = std::move(saved.ring);
+    std::unique_ptr<KeyRing> ring = std::move(mine.ring);
     Buffer dheads;
     Tensor dheads_TD = dmix_TD;
     if (head_norm_) {

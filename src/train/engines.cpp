@@ -1,7 +1,6 @@
 #include "train/engines.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -25,9 +24,8 @@ TrainConfig with_engines(const TrainConfig& train, Control& control, const Launc
     return with_engines(train, /*copy_engines=*/false);
   }
   const bool mine = backend == Backend::kCuda && launch.nodes == 1 && nvlink_connects_gpus();
-  std::vector<int> ranks(static_cast<size_t>(launch.world));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  const std::vector<std::string> all = control.exchange("engines", ranks, mine ? "1" : "0");
+  const std::vector<std::string> all =
+      control.exchange("engines", all_ranks(launch.world), mine ? "1" : "0");
   const bool copy_engines = std::ranges::count(all, "0") == 0;
   if (launch.rank == 0 && backend == Backend::kCuda) {
     log_info("train.gather_engine: auto is {}",
