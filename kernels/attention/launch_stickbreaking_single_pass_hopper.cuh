@@ -1,7 +1,7 @@
 // Launches the stick-breaking backward pass in a single pass (sm_90a), for
 // stickbreaking_single_pass_hopper.cu, what is folded into the queries
-// (stickbreaking_single_pass_folded_hopper.cu) and gates
-// (stickbreaking_single_pass_gated_hopper.cu).
+// (stickbreaking_single_pass_folded_hopper.cu), gates (stickbreaking_single_pass_gated_hopper.cu)
+// and keys of other ranks (stickbreaking_far_single_pass_hopper.cu).
 #pragma once
 
 #include "kernels/attention/launch_attention.h"

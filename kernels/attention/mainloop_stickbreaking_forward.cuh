@@ -51,16 +51,22 @@ __device__ __forceinline__ void bring_sticks(Sticks<kRows, kKeys, kGated>& stick
   }
 }
 
+// Whether the stick of a row came used up, or the row sees none of the keys.
+__device__ __forceinline__ bool row_came_used_up(const StickBreakingProblem& p,
+                                                 const StickHead& head, int row) {
+  return p.skip_epsilon > 0 &&
+         (row >= p.far.queries || exp2_ftz(p.far.before[head.at(row)]) < p.skip_epsilon);
+}
+
 // Whether the sticks of all of the lane's rows came used up. Read again after the loop over keys,
 // in which there is no register for it.
 template <int kRows>
 __device__ __forceinline__ bool came_used_up(const StickBreakingProblem& p, const StickHead& head,
                                              int first) {
-  bool done = p.skip_epsilon > 0;
+  bool done = true;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const int row = first + lane_row() + 8 * i;
-    done = done && (row >= p.far.queries || exp2_ftz(p.far.before[head.at(row)]) < p.skip_epsilon);
+    done = done && row_came_used_up(p, head, first + lane_row() + 8 * i);
   }
   return done;
 }

@@ -89,15 +89,13 @@ class HopperForwardProducer : public TileState {
   }
 
  private:
-  // Whether nothing is left of any stick of the tile, as its consumers will find (came_used_up):
-  // one block is then enough for them to end. Blocks beyond it would be on their way before they
-  // say so.
+  // Whether nothing is left of any stick of the tile, as its consumers will find: one block is then
+  // enough for them to end. Blocks beyond it would be on their way before they say so.
   __device__ __forceinline__ bool came_used_up(int first, int head) const {
     const StickHead rows(x_.p, head);
-    bool done = x_.p.skip_epsilon > 0;
-    for (int row = first + lane(); row < min(first + Shape::kQueries, x_.p.far.queries);
-         row += 32) {
-      done = done && exp2_ftz(x_.p.far.before[rows.at(row)]) < x_.p.skip_epsilon;
+    bool done = true;
+    for (int row = first + lane(); row < first + Shape::kQueries; row += 32) {
+      done = done && row_came_used_up(x_.p, rows, row);
     }
     return __all_sync(~0u, done) != 0;
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention/launch_hopper.h"
-#include "kernels/attention/mainloop_stickbreaking_single_pass_hopper.cuh"
+#include "kernels/attention/single_pass_shared_hopper.cuh"
 
 namespace sbtrain::kernels {
 

@@ -45,19 +45,12 @@ static __global__ void __launch_bounds__(kSinglePassBeginThreads)
   }
 }
 
-// dq of the warp's 16 rows, as the consumers have staged it: of wide heads so many channels after
-// the others.
+// dq of the warp's 16 rows, as the consumers have staged it.
 template <int kD>
 __device__ __forceinline__ void load_query_sums(WarpgroupAccumulator<kD>& dq, const float* of_tile,
                                                 int warp_row) {
   constexpr int kChannels = SinglePassShape<kD>::kDqChannels;
-#pragma unroll
-  for (int c = 0; c < kD / 8; ++c) {
-    const float* const from = of_tile + 8 * c / kChannels * (64 * kChannels) + warp_row * kChannels;
-    const float4 y = reinterpret_cast<const float4*>(from)[32 * (c % (kChannels / 8)) + lane()];
-    float* const to = dq.at[0][c];
-    to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
-  }
+  load_sums<kD, kChannels>(dq, of_tile + warp_row * kChannels, kSinglePassQueries * kChannels);
 }
 
 // A block of 128 threads for each tile of each head: rounds the sums of dq.

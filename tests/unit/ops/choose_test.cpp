@@ -462,9 +462,9 @@ TEST(Choose, TheScratchOfStickBreakingHoldsStatesAndQueue) {
   EXPECT_EQ(choose(shape, target).bytes, 1622016u);
 }
 
-// Heads of keys of their own have a single pass over far keys too, with scratch for each row;
-// others two phases, with states of each row and 64 keys: of 16 heads of 16384 queries and keys, or
-// of 4 of twice as many.
+// Heads of up to 64 channels with keys of their own have a single pass over far keys too, with
+// scratch for each row; others two phases, with states of each row and 64 keys: of 16 heads of
+// 16384 queries and keys, or of 4 of twice as many.
 TEST(Choose, StickBreakingOfFarKeys) {
   const Target target(Backend::kCuda);
   StickBreakingShape shape = stick_shape(64, 16384);
