@@ -25,7 +25,7 @@ struct FarKeys {
 //   o += 2^l o_K    l <- l + l_K
 // Backward, W is the gradient of the remainder: W_far of what is left after the range, W_near of
 // what it finds. Inside of the range they are the ends of the recursion of
-// ops/cpu/stickbreaking.cpp:
+// ops/cpu/stickbreaking_tile.h:
 //   W_near = do.o_K + 2^l_K W_far
 // and the nearest range, a rank's own keys, takes its W as drem_HT (StickBreakingBackward).
 
