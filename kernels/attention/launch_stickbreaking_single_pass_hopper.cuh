@@ -55,11 +55,10 @@ void launch_single_pass_of(cudaStream_t stream, const StickBreakingProblem& p) {
   if (p.tokens == 0) return;
   if (p.head_dim == 32) return launch_single_pass<Kind<SinglePassShape<32>>>(stream, p);
   if (p.head_dim == 64) return launch_single_pass<Kind<SinglePassShape<64>>>(stream, p);
-  if constexpr (!Kind<SinglePassShape<64>>::kGated) {
-    if (p.head_dim == 128) return launch_single_pass<Kind<SinglePassShape<128>>>(stream, p);
-  }
-  throw_invalid_argument("stickbreaking_backward: a single pass does not take heads of %d channels",
-                         p.head_dim);
+  throw_invalid_argument(
+      "stickbreaking_backward: a single pass takes heads of 32 or 64 channels, "
+      "not %d",
+      p.head_dim);
 }
 
 // Where p.scale is kFoldedScale.

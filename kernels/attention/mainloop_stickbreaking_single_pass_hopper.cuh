@@ -2,18 +2,17 @@
 // pair of query and key, where the two phases take seven and two
 // (mainloop_stickbreaking_query_gradient_hopper.cuh).
 //
-// A block of threads owns 192 keys (of heads of 128 channels 128), whose K and V stay in shared
-// memory, and walks over the tiles of 64 queries that see them, from the last to the first. Each of
-// its three (two) consumers owns 64 of the keys. Of a row they need log2 T and C at the left of
-// their keys: what comes from the block of keys further left, through device memory behind a
-// counter for each tile, and what the consumers further left contribute. Every consumer says what
-// its own keys leave of the stick as soon as it knows it, and later what they add to C, so none
-// waits for another's state, only for two barriers.
+// A block of threads owns 192 keys, whose K and V stay in shared memory, and walks over the tiles
+// of 64 queries that see them, from the last to the first. Each of its three consumers owns 64 of
+// the keys. Of a row they need log2 T and C at the left of their keys: what comes from the block of
+// keys further left, through device memory behind a counter for each tile, and what the consumers
+// further left contribute. Every consumer says what its own keys leave of the stick as soon as it
+// knows it, and later what they add to C, so none waits for another's state, only for two barriers.
 //
-// The consumers compute dq of a tile in turns, or two of them half of its channels each, from dz of
-// all these keys. Another warpgroup loads, passes states on and adds dq to sums in device memory,
-// block after block from left to right, so that the bits are the same on every run. The first block
-// stores the sums (single_pass_helper_hopper.cuh).
+// The consumers compute dq of a tile in turns, from dz of all 192 keys. A fourth warpgroup loads,
+// passes states on and adds dq to sums in device memory, block after block from left to right, so
+// that the bits are the same on every run. The first block stores the sums
+// (single_pass_helper_hopper.cuh).
 //
 // With gates, scores become their odds e' and stay that (score_stickbreaking.cuh): the gradient of
 // log f is y = g - e' C, and dz follows from it. beta would not do, since near a whole stick 1 -
@@ -60,7 +59,7 @@ class SinglePassConsumer {
   // Heads of 32 channels leave registers to dq, but for gates. Others have it in those of dp, which
   // then is not there yet while dq of the tile before is.
   static constexpr bool kOwnDq = kD == 32 && !Shape::kGated;
-  using QueryGradient = WarpgroupAccumulator<Shape::kDqChannels>;
+  using QueryGradient = WarpgroupAccumulator<kD>;
   struct TileScores {
     Scores s, dp;
     QueryGradient own_dq;  // if kOwnDq
@@ -120,14 +119,6 @@ class SinglePassConsumer {
       if (!all_see(stage, tile, block)) hide(x.s, stage, tile * kQueries, block);
       meet_keys<0>(x.s, rows, stage);
       meet_keys<1>(x.s, rows, stage);
-      if constexpr (Shape::kWaitsEarly) {
-        if (has_dq) {
-          wait_for_products<0>();
-          x.pin_products();
-          sums.pin();
-          hand_over_query_gradient(x, stage);
-        }
-      }
       sync_consumers();  // logs are complete
       s_.arrived[stage].wait(state_.parity());
       const float sticks[2] = {stick<0>(rows, stage), stick<1>(rows, stage)};
@@ -135,13 +126,12 @@ class SinglePassConsumer {
       x.pin_products();
       sums.pin();
       if (before >= 0) s_.queries.release(before);
-      if constexpr (!Shape::kWaitsEarly) {
-        if (has_dq) {
-          hand_over_query_gradient(x, stage);
-          if constexpr (!kOwnDq) {
-            wait_for_products<0>();
-            x.dp.pin();
-          }
+      if (has_dq) {
+        stage_query_gradient(x.dq());
+        if constexpr (!kOwnDq) {
+          issue_value_products(x, stage);
+          wait_for_products<0>();
+          x.dp.pin();
         }
       }
       break_stick<0>(x, rows, sticks[0], stage);
@@ -155,7 +145,7 @@ class SinglePassConsumer {
       arrive_as_warp(s_.differentiated[scores_.stage()]);
       sync_threads<128>(kScores + index_);
       state_.advance();
-      has_dq = Shape::kWide || stage == index_;
+      has_dq = stage == index_;
       tile = uniform(s_.next_tile[stage]);
       if (tile < 0) {
         add_gate_pairs(pairs);
@@ -177,12 +167,6 @@ class SinglePassConsumer {
       before = stage;
       wait_for_products<2>();
     }
-  }
-  // Once dq of the tile before is complete. Where it lies in the registers of do·v, that begins
-  // now.
-  __device__ __forceinline__ void hand_over_query_gradient(TileScores& x, int stage) {
-    stage_query_gradient(x.dq());
-    if constexpr (!kOwnDq) issue_value_products(x, stage);
   }
   // The gradients of the last tile.
   __device__ __forceinline__ void end_walk(TileScores& x, Gradients& sums, int stage, bool has_dq) {
@@ -500,7 +484,7 @@ class SinglePassConsumer {
   using Queries = TileOperand<kQueries, kD, TileUse::kRows, kDescriptors>;
   using QueryColumns = TileOperand<kQueries, kD, TileUse::kColumns, kDescriptors>;
   using Keys = TileOperand<kStickKeys, kD, TileUse::kRows, kDescriptors>;
-  using DqKeyColumns = TileOperand<kStickKeys, Shape::kDqChannels, TileUse::kColumns, kDescriptors>;
+  using KeyColumns = TileOperand<kStickKeys, kD, TileUse::kColumns, kDescriptors>;
   using ScoreRows = TileOperand<kQueries, kStickKeys, TileUse::kRows, kDescriptors>;
   using ScoreColumns = TileOperand<kQueries, kStickKeys, TileUse::kColumns, kDescriptors>;
 
@@ -525,24 +509,16 @@ class SinglePassConsumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Shape::kConsumers; ++i) {
-      issue_product<kStickKeys>(dq, ScoreRows(s_.dz[scores_.stage()][i]),
-                                DqKeyColumns(s_.k[i] + first_dq_channel() * kStickKeys), i > 0);
+      issue_product<kStickKeys>(dq, ScoreRows(s_.dz[scores_.stage()][i]), KeyColumns(s_.k[i]),
+                                i > 0);
     }
     wgmma_commit();
   }
-  // Of dq of a tile, which wide heads divide among the consumers.
-  __device__ __forceinline__ int first_dq_channel() const {
-    return Shape::kWide ? index_ * Shape::kDqChannels : 0;
-  }
   // Gives it to the warp that adds.
   __device__ __forceinline__ void stage_query_gradient(const QueryGradient& dq) {
-    // It is filled once for each tile, and scores are a tile ahead.
-    const auto tile =
-        static_cast<uint32_t>(Shape::kScoreTiles == 2 ? scores_.stage() : scores_.parity());
-    s_.staged.acquire({tile ^ 1});
-    save_sums(
-        s_.dq + first_dq_channel() * kQueries + threadIdx.x % 128 / 32 * (16 * Shape::kDqChannels),
-        dq);
+    // One stage is filled for each tile, and scores are a tile ahead.
+    s_.staged.acquire({static_cast<uint32_t>(scores_.stage() ^ 1)});
+    save_sums(s_.dq + threadIdx.x % 128 / 32 * (16 * kD), dq);
     fence_async_proxy();
     arrive_as_warp(s_.staged.full[0]);
   }

@@ -45,14 +45,6 @@ static __global__ void __launch_bounds__(kSinglePassBeginThreads)
   }
 }
 
-// dq of the warp's 16 rows, as the consumers have staged it.
-template <int kD>
-__device__ __forceinline__ void load_query_sums(WarpgroupAccumulator<kD>& dq, const float* of_tile,
-                                                int warp_row) {
-  constexpr int kChannels = SinglePassShape<kD>::kDqChannels;
-  load_sums<kD, kChannels>(dq, of_tile + warp_row * kChannels, kSinglePassQueries * kChannels);
-}
-
 // A block of 128 threads for each tile of each head: rounds the sums of dq.
 inline constexpr int kSinglePassEndThreads = 128;
 template <int kD>
@@ -64,7 +56,7 @@ static __global__ void __launch_bounds__(kSinglePassEndThreads)
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
   const int first = tile * 64 + warp_row;
   WarpgroupAccumulator<kD> dq;
-  load_query_sums(dq, x.dq + int64_t{x.tile(head.index, tile)} * (64 * kD), warp_row);
+  load_sums(dq, x.dq + int64_t{x.tile(head.index, tile)} * (64 * kD) + warp_row * kD);
   const float scale = p.scale * p.query_factor;
   store_rows(head.row(p.dq, first), p.dq.stride, p.tokens - first, kD, dq,
              [scale](int) { return scale; });
@@ -87,7 +79,7 @@ static __global__ void __launch_bounds__(kSinglePassEndThreads)
   if (x.first_keys[at * 64] >= p.tokens) return;
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16, first = tile * 64 + warp_row;
   WarpgroupAccumulator<kD> dq;
-  load_query_sums(dq, x.dq + at * (64 * kD), warp_row);
+  load_sums(dq, x.dq + at * (64 * kD) + warp_row * kD);
   const float scale = p.scale * p.query_factor;
   add_rows(sum_row(head, p.far.dq, first), p.far.dq.stride, p.far.queries - first, p.head_dim, dq,
            [scale](int) { return scale; });

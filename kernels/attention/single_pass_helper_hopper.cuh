@@ -162,8 +162,7 @@ class SinglePassHelper {
   template <bool kAdds>
   static __device__ __forceinline__ float at_right(const float (&of_row)[4]) {
     const float4 x = *reinterpret_cast<const float4*>(of_row);
-    float sum = x.x + x.y;
-    if constexpr (Shape::kConsumers == 3) sum += x.z;
+    const float sum = x.x + x.y + x.z;
     return kAdds ? x.w + sum : x.w - sum;
   }
 

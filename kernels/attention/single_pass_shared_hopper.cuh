@@ -13,24 +13,15 @@ struct SinglePassShape {
   static constexpr bool kFolded = false;
   static constexpr bool kGated = false;
   static constexpr bool kFar = false;
-  // Sums of dk and dv of 128 channels take 128 registers of a thread: two consumers have so many.
-  static constexpr bool kWide = kD == 128;
-  static constexpr int kConsumers = kWide ? 2 : 3;
+  static constexpr int kConsumers = 3;
   static constexpr int kKeys = kStickKeys * kConsumers;
-  static_assert(kWide || kKeys == kSinglePassKeys);
+  static_assert(kKeys == kSinglePassKeys);
   static constexpr int kQueries = kSinglePassQueries;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kStages = kConsumers;  // the consumer of this number computes dq
-  // Wide heads have no room for A and dz of two tiles. Each consumer computes dq of as many
-  // channels as it has keys, of every tile.
-  static constexpr int kScoreTiles = kWide ? 1 : 2;
-  static constexpr int kDqChannels = kWide ? 64 : kD;
-  // Whether a consumer waits for dq of the previous tile before it lets the others go on to dz, of
-  // which there may be one tile alone then.
-  static constexpr bool kWaitsEarly = kWide;
-  static_assert(kWaitsEarly || kScoreTiles == 2);
-  static constexpr int kProducerRegisters = kWide ? 40 : 32;
-  static constexpr int kConsumerRegisters = kWide ? 232 : 160;
+  static constexpr int kScoreTiles = 2;       // of A and dz
+  static constexpr int kProducerRegisters = 32;
+  static constexpr int kConsumerRegisters = 160;
 };
 
 // Where `taken` begins if no place is seen, in each of its bytes: far beyond the last one.
@@ -43,7 +34,7 @@ struct SinglePassArguments {
   int first_head = 0;         // of the launch
   int heads = 0;              // of the launch
   int tiles = 0;              // of 64 queries
-  int places = 0;             // of Shape::kKeys keys
+  int places = 0;             // of 192 keys
   int* taken = nullptr;       // the next block of keys: place * heads + head
   int* first_keys = nullptr;  // [H, 64 tiles]: that each row sees
   float2* states = nullptr;   // {log2 T, C} [H, 64 tiles], at the left of the place that is next
@@ -68,7 +59,7 @@ struct SinglePassArguments {
   }
 };
 
-// A block of keys, and the last tile of queries that sees it.
+// A block of 192 keys, and the last tile of queries that sees it.
 struct SinglePassTile : KeyTile {
   int place = 0;
   int last = -1;  // < 0: no query sees a key
@@ -130,7 +121,7 @@ struct SinglePassShared {
       handed[i].init(kWarps);
     }
     for (Mbarrier& barrier : differentiated) barrier.init(kWarps);
-    staged.init(Shape::kWide ? kWarps : 4, 1);
+    staged.init(4, 1);
     for (WarpBlock& warp : warps) warp.parity = 0;
   }
 };

@@ -150,15 +150,11 @@ __device__ __forceinline__ void save_sums(float* to, const WarpgroupAccumulator<
         make_float4(from[0], from[1], from[2], from[3]);
   }
 }
-// Of kPanel channels after the others, whose sums begin `step` numbers apart.
-template <int kD, int kPanel = kD>
-__device__ __forceinline__ void load_sums(WarpgroupAccumulator<kD>& x, const float* from,
-                                          int step = 0) {
-  constexpr int kColumns = kPanel / 8;
+template <int kD>
+__device__ __forceinline__ void load_sums(WarpgroupAccumulator<kD>& x, const float* from) {
 #pragma unroll
   for (int c = 0; c < kD / 8; ++c) {
-    const float* const panel = from + c / kColumns * step;
-    const float4 y = reinterpret_cast<const float4*>(panel)[32 * (c % kColumns) + lane()];
+    const float4 y = reinterpret_cast<const float4*>(from)[32 * c + lane()];
     float* const to = x.at[0][c];
     to[0] = y.x, to[1] = y.y, to[2] = y.z, to[3] = y.w;
   }

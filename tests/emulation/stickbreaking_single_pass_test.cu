@@ -167,9 +167,6 @@ TEST(EmulatedSinglePass, HeadsOf32) {
 TEST(EmulatedSinglePass, HeadsOf64) {
   check_all<64>();
 }
-TEST(EmulatedSinglePass, HeadsOf128) {
-  check_all<128>();
-}
 
 template <int kD>
 void check_folded() {
@@ -187,7 +184,6 @@ void check_folded() {
 TEST(EmulatedSinglePass, FoldedScale) {
   check_folded<32>();
   check_folded<64>();
-  check_folded<128>();
 }
 
 TEST(EmulatedSinglePass, AttendCurrent) {
