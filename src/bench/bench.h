@@ -1,5 +1,6 @@
 // Measures the speed of a training step and of its parts, of attention, of single ops and of
-// collectives. All of them run on random numbers and need neither data nor files.
+// collectives. All of them run on random numbers and need neither data nor files, but for a step
+// that is asked to take the weights and the text of a run.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include "job/launch.h"
 #include "ops/stream_control.h"
 #include "parallel/communicator.h"
+#include "train/initial_weights.h"
 #include "train/run_config.h"
 
 namespace sbtrain {
@@ -23,6 +25,9 @@ struct BenchOptions {
   int64_t warmup = 3;
   int64_t steps = 20;
   bool trace = false;  // fill BenchResult::trace
+  // Weights; the tokens are then those that a run of the configuration begins with, each step's
+  // own. Without them both are random.
+  InitFrom init{};
 };
 
 struct BenchPart {
@@ -48,7 +53,8 @@ struct BenchResult {
   std::vector<BenchPart> parts;
   // The share of the visible pairs of query and key that attention reads in the steps, of all
   // layers that may skip keys, on rank 0; negative where there are none, and where ranks share
-  // sequences. Weights do not change from step to step, nor does the share.
+  // sequences. Weights do not change from step to step; on text the share is that of the first
+  // micro-batch of the first timed step.
   double keys_read = -1;
   // Of rank 0, in a job of several ranks: what its stream of communication did in a step, most of
   // it beside the parts above, of which "communication" is the rest that they waited for.
@@ -70,9 +76,10 @@ struct BenchResult {
   int world = 1;
 };
 
-// Trains on documents of sequence_length random tokens, with a learning rate of 0: where attention
-// skips keys, the weights decide how long a step takes. Every rank of the job calls it. Throws
-// ExitCode::kUsage for a trace of a backend other than kCuda.
+// Trains on documents of sequence_length random tokens, or on text, with a learning rate of 0:
+// where attention skips keys, the weights decide how long a step takes. Every rank of the job calls
+// it. Throws ExitCode::kUsage for a trace of a backend other than kCuda, and with options.init what
+// load_initial_weights() and Loader throw.
 BenchResult bench_step(const Config& config, Backend backend, const BenchOptions& options,
                        const Job& job = {});
 

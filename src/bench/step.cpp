@@ -21,7 +21,9 @@
 #include "train/batch_share.h"
 #include "train/communicator_options.h"
 #include "train/engines.h"
+#include "train/initial_weights.h"
 #include "train/precision_choice.h"
+#include "train/run_data.h"
 
 namespace sbtrain {
 namespace {
@@ -49,6 +51,22 @@ PackedBatch random_batch(const Config& config, int64_t index) {
   for (int64_t t = 0; t <= T; t += L) batch.cu_seqlens.push_back(static_cast<int32_t>(t));
   batch.valid_targets = T;
   return batch;
+}
+
+// Of each step, this rank's micro-batches of the text that a run would begin with.
+std::vector<std::vector<PackedBatch>> text_of_steps(const Config& config, const Mesh& mesh,
+                                                    int64_t steps) {
+  const LoaderOptions options = loader_options(config, mesh, /*stage=*/0);
+  Loader loader(options);
+  if (loader.vocab() > config.model.vocab) {
+    fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
+         options.sources.front().path, loader.vocab(), config.model.vocab);
+  }
+  std::vector<std::vector<PackedBatch>> text(static_cast<size_t>(steps));
+  for (std::vector<PackedBatch>& step : text) {
+    for (int64_t n = 0; n < loader.micro_batches_per_step(); ++n) step.push_back(loader.next());
+  }
+  return text;
 }
 
 // The beginnings of the names of ops that blocks and the embedding run outside of attention
@@ -163,10 +181,16 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
   Stream stream(memory);
   TrainStep step(config, model, stream, mesh);
   step.params().initialize(config.seed);
+  std::vector<std::vector<PackedBatch>> text;  // random tokens are drawn anew
+  if (!options.init.path.empty()) {
+    load_initial_weights(options.init, config, *communicator, model.registry(), step.params());
+    text = text_of_steps(config, mesh, options.warmup + options.steps);
+  }
   if (backend == Backend::kCuda) step.tune("", communicator->rank() == 0);
 
   Stream* const communication = step.params().communication();
   const auto batches_of = [&](int64_t n) {
+    if (!text.empty()) return text[static_cast<size_t>(n)];
     std::vector<PackedBatch> batches;
     const int64_t share = config.train.batch / mesh.data_ranks();
     const int64_t first = n * config.train.batch + mesh.data_rank() * share;

@@ -13,6 +13,7 @@
 #include "cli/bench_skip.h"
 #include "cli/cache_options.h"
 #include "cli/cli.h"
+#include "cli/open_weights.h"
 #include "cli/ranks.h"
 #include "core/files.h"
 
@@ -29,7 +30,8 @@ struct BenchTrainCommand {
   ConfigOptions config;
   BenchOptions bench;
   int gpus = 1;
-  std::string trace;  // file; empty: none
+  std::string init_from;  // weights; empty: random ones
+  std::string trace;      // file; empty: none
   bool json = false;
 };
 
@@ -164,6 +166,7 @@ ExitCode bench_train_as(const Job& job, const Config& config, const BenchTrainCo
   const Backend backend = select_rank_backend(config.device, job.launch);
   BenchOptions bench = options.bench;
   bench.trace = !options.trace.empty() && job.launch.rank == 0;
+  bench.init = {.path = options.init_from, .open = open_weights};
   const BenchResult result = bench_step(config, backend, bench, job);
   if (job.launch.rank != 0) return ExitCode::kDone;
   if (bench.trace) write_trace(options.trace, result);
@@ -192,8 +195,8 @@ ExitCode run_bench_train(const BenchTrainCommand& options) {
 
 void add_bench_train(Command bench, Action& action) {
   auto options = std::make_shared<BenchTrainCommand>();
-  Command command = bench.add_subcommand(
-      "train", "A training step and its parts, on random tokens; the default for options only");
+  Command command =
+      bench.add_subcommand("train", "A training step and its parts; the default for options only");
   command.add_option("--steps", options->bench.steps, "Steps to time; the median is reported")
       .check(whole_numbers(int64_t{1}, int64_t{1} << 20))
       .capture_default_str();
@@ -203,6 +206,10 @@ void add_bench_train(Command bench, Action& action) {
   command.add_option("--gpus", options->gpus, "GPUs of this machine to train on")
       .check(whole_numbers(1, 1024))
       .capture_default_str();
+  command.add_option("--init-from", options->init_from,
+                     "Weights of a checkpoint, of a run's newest one, or of a Hugging Face folder, "
+                     "with the text of data.sources; without it both are random. Where attention "
+                     "skips keys they decide how long a step takes");
   command.add_option("--trace", options->trace,
                      "File for when each op of rank 0 ran in one step on a GPU, for "
                      "ui.perfetto.dev and scripts/plot_overlap.py");

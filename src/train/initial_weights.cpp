@@ -46,6 +46,7 @@ void load_initial_weights(const InitFrom& init, const Config& config, Communicat
   if (!match.unexpected.empty()) {
     log_info("not used, since the model lacks them:\n  {}", fmt::join(match.unexpected, "\n  "));
   }
+  if (record.empty()) return;
   const nlohmann::json text = {{"path", init.path},
                                {"weights", std::filesystem::absolute(found).string()},
                                {"initialised", match.missing},

@@ -213,6 +213,8 @@ scripts/collect_results.py --labels stick-breaking,stick-breaking a.json b.json 
         Run("scripts/tables.py skip.jsonl", needs=("matplotlib",)),
         Run("build/release/sbtrain bench decode", smaller="--steps 1"),
         Run("build/release/sbtrain bench ops", smaller="--repeats 1 --tokens 64 --width 64 --inner 64 --vocab 512"),
+        Run("build/release/sbtrain bench train --config configs/tiny_sb.yaml --init-from",
+            smaller="--steps 2 --warmup 1", env=SMALL | SMALL_VOCAB),
         Run("build/release/sbtrain bench train", smaller="--steps 2 --warmup 1"),
         Listed("build/release/sbtrain bench collectives", GPUS),
         Run("mpirun -n 2", smaller="--sizes 1 --repeats 1", needs=("mpirun",)),

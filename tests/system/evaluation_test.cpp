@@ -531,6 +531,48 @@ TEST_F(SystemTest, BenchTrainSaysWhatShareOfTheKeysIsRead) {
   EXPECT_EQ(offload.at("keys_read"), some.at("keys_read"));
 }
 
+// What a step of a trained model costs on the text of its run, where sticks end elsewhere than with
+// random weights and tokens.
+TEST_F(SystemTest, BenchTrainTakesTheWeightsAndTheTextOfARun) {
+  write_file(path("long.txt"), read_file(SBTRAIN_TEST_TEXT));  // a single document
+  ASSERT_EQ(run({"prepare", "--tokenizer", path("tokenizer.model"), "--input", path("long.txt"),
+                 "--output", path("long.h5")}),
+            0)
+      << output_;
+  const std::vector<std::string> long_rows = {"--model.attention.skip_epsilon=1e-30",
+                                              "--model.init_std=0.02",
+                                              "--train.sequence_length=512",
+                                              "--train.micro_batch=1",
+                                              "--train.batch=1",
+                                              "--data.sources=[{path: " + path("long.h5") + "}]"};
+  std::vector<std::string> fast = long_rows;
+  fast.emplace_back("--train.lr=3e-2");
+  ASSERT_EQ(run(training("run", fast)), 0) << output_;
+  const auto bench = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"bench",  "train",     "--config",  path("config.yaml"),
+                                          "--json", "--steps=1", "--warmup=1"};
+    arguments.insert(arguments.end(), long_rows.begin(), long_rows.end());
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  const auto keys_read = [&](const std::vector<std::string>& more) {
+    EXPECT_EQ(bench(more), 0) << output_;
+    return nlohmann::json::parse(output_.substr(output_.find('{'))).at("keys_read").get<double>();
+  };
+  const double of_run = keys_read({"--init-from", path("run")});
+  EXPECT_NE(output_.find("the weights are those of"), std::string::npos) << output_;
+  EXPECT_NE(of_run, keys_read({}));
+  EXPECT_EQ(of_run, keys_read({"--init-from", path("run"), "--train.lr=1"}));
+  const std::string other = "--data.sources=[{path: " + path("a.h5") + "}]";
+  EXPECT_NE(of_run, keys_read({"--init-from", path("run"), other})) << "other documents";
+  EXPECT_FALSE(fs::exists(path("run/init_from.json")));
+
+  EXPECT_EQ(bench({"--init-from", path("run"), "--model.layers=3"}), 3) << output_;
+  EXPECT_EQ(bench({"--init-from", path("none")}), 5) << output_;
+  EXPECT_EQ(bench({"--init-from", path("run"), "--data.sources=[{path: none.h5}]"}), 4) << output_;
+  EXPECT_NE(output_.find("none.h5"), std::string::npos) << output_;
+}
+
 TEST_F(SystemTest, BenchTrainTellsCastsFromAttention) {
   for (const bool fp8 : {false, true}) {
     ASSERT_EQ(run({"bench", "train", "--config", path("config.yaml"), "--json", "--steps=1",

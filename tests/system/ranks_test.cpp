@@ -478,6 +478,16 @@ TEST_F(RankedTraining, BenchTrainHasThePartsOfEveryRank) {
   for (const auto& seconds : ranks.at("optimizer")) EXPECT_GT(seconds.get<double>(), 0) << ranks;
 }
 
+// All load the weights that the first one has found, and those that share rows take the same text.
+TEST_F(RankedTraining, BenchTrainTakesTheWeightsOfARun) {
+  expect_done(2, training("run"));
+  for (const char* shared : {"--train.context_parallel=1", "--train.context_parallel=2"}) {
+    expect_done(2, {"bench", "train", "--config", path("config.yaml"), "--json", "--steps=2",
+                    "--train.micro_batch=1", "--init-from", path("run"), shared});
+    expect_says("the weights are those of");
+  }
+}
+
 TEST_F(RankedTraining, ASecondJobOnTheFolderIsRefused) {
   Job job = start(2, endless("run"));
   wait_for_step(job, "run", 3);
