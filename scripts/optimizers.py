@@ -449,7 +449,7 @@ def parse_arguments(words):
     part = commands.add_parser("small", help="23M models")
     part.set_defaults(function=small)
     add_common(part, "2e-3,4e-3,8e-3,1.6e-2")
-    decays = "0.1,0.3,0.6,1.0"
+    decays = "0.5,1.0,2.0"
     part.add_argument("--decays", default=decays, help=f"weight decays of the grid ({decays})")
     part.add_argument("--models", default="sb,rope", help="of configs/lengths_*.yaml (sb,rope)")
     part.add_argument("--seeds", default="1,2,3")
