@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "core/error.h"
+#include "job/tcp_control.h"
+
 namespace sbtrain {
 namespace {
 
