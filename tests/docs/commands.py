@@ -157,7 +157,7 @@ END"""),
         Run("scripts/plot_attention.py", needs=("matplotlib",)),
     ],
     "docs/experiments.md": [
-        Listed("scripts/attention_maps.sh", GPU),
+        Listed("scripts/attention_maps.sh", LONG),
         Listed("scripts/lengths.sh --out runs/try", "needs the text of scripts/lengths.sh; system_experiments runs it so"),
         Listed("scripts/from_rope.sh", GPU + "; system_experiments runs it with a tiny model"),
         Listed("scripts/pair_350m.sh", GPU + " and the corpus; system_experiments runs it with tiny models"),
