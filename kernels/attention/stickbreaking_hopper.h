@@ -28,7 +28,7 @@ void stickbreaking_far_forward_hopper(cudaStream_t stream, const StickBreakingPr
                                       void* scratch);
 void stickbreaking_far_backward_hopper(cudaStream_t stream, const StickBreakingProblem& problem);
 
-// The latter in a single pass, of heads that have keys of their own. The
+// The latter in a single pass, of heads of 32 and 64 channels that have keys of their own. The
 // workspace is that of stickbreaking_single_pass_scratch(), of workspace_heads heads at a time.
 void stickbreaking_far_backward_single_pass(cudaStream_t stream,
                                             const StickBreakingProblem& problem);

@@ -27,9 +27,9 @@ struct InitFrom {
 
 // All ranks load what rank 0 has found at the path: a run there may save a newer checkpoint
 // meanwhile. Rank 0 logs where the weights come from and writes that to the file `record`, if there
-// is one, as JSON.
-// Throws ExitCode::kConfig if the names or shapes differ from those of the registry, or the
-// tokenizer from that of the run's text, unless checkpoint.allow_changes has data.tokenizer.
+// is one, as JSON. Throws ExitCode::kConfig if the names or shapes differ from those of the
+// registry, or the tokenizer from that of the run's text, unless checkpoint.allow_changes has
+// data.tokenizer.
 void load_initial_weights(const InitFrom& init, const Config& config, Communicator& ranks,
                           const ParamRegistry& registry, ShardedParams& params,
                           const std::filesystem::path& record = {});

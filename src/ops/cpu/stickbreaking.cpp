@@ -136,30 +136,6 @@ void backward_sticks(const QueryTile& tile, const Head& head, StickScratch& m, i
   }
 }
 
-// Pass 2, left to right: dz, and from it dq, dk and dgate.
-template <bool kGated>
-void backward_logits(const QueryTile& tile, const Head& head, StickScratch& m, int64_t stop) {
-  alignas(64) std::array<float, kTile> w{};
-  const int64_t end = keys_end(tile);
-  for (int64_t begin = stop; begin < end; begin += kChunk) {
-    const int64_t keys = std::min(kChunk, end - begin);
-    const int64_t token = tile.document.begin + begin;
-    pack(m.rows, head.v.from(token, 0), keys, keys, head.d, 1.0f);
-    score(m.chunk, m.rows, m.dout_t, keys, head.d);
-    for (int64_t i = 0; i < keys; ++i) {
-      const int64_t saved = (begin - stop + i) * kTile;
-      const float gate = kGated ? *head.gate.row(token + i) : 1.0f;
-      const float dgate =
-          break_stick_backward<kGated>(m.chunk + i * kTile, w.data(), m.drem.data(),
-                                       m.stick_before + saved, m.sigma_code + saved, gate);
-      if constexpr (kGated) *head.dgate.row(token + i) += dgate;
-    }
-    scatter(head.dk.from(token, 0), m.chunk, m.q, keys, head.d);
-    pack(m.rows, head.k.from(token, 0), keys, keys, head.d, head.params.scale);
-    mix(m.dq, m.chunk, m.rows, keys, head.d);
-  }
-}
-
 template <bool kGated>
 void backward_tile(const QueryTile& tile, const Head& head, StickScratch& m) {
   const int64_t token = tile.document.begin + tile.first;
@@ -167,7 +143,8 @@ void backward_tile(const QueryTile& tile, const Head& head, StickScratch& m) {
 
   backward_remainder(tile, head, m);
   backward_sticks<kGated>(tile, head, m, head.stop[token]);
-  backward_logits<kGated>(tile, head, m, head.stop[token]);
+  alignas(64) std::array<float, kTile> w{};
+  backward_logits<kGated>(head, tile.document.begin, head.stop[token], keys_end(tile), w.data(), m);
 
   for (int64_t q = 0; q < tile.count; ++q) {
     float* const dq = head.dq.row(token + q);

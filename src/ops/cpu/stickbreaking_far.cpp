@@ -72,8 +72,7 @@ void far_forward_tile(const QueryTile& tile, const FarHead& head, const ForwardS
   }
 }
 
-// The same two passes as backward_sticks and backward_logits; W enters at the left edge, and leaves
-// at the right one.
+// The same two passes as of own keys; W enters at the left edge, and leaves at the right one.
 template <bool kGated>
 void far_backward_tile(const QueryTile& tile, const FarHead& head, StickScratch& m) {
   m.load(tile, head, head.params.scale);
@@ -95,22 +94,7 @@ void far_backward_tile(const QueryTile& tile, const FarHead& head, StickScratch&
   }
   alignas(64) std::array<float, kTile> w{};
   std::copy_n(head.w + tile.first, tile.count, w.begin());
-  for (int64_t begin = stop; begin < head.keys; begin += kChunk) {
-    const int64_t keys = std::min(kChunk, head.keys - begin);
-    pack(m.rows, head.v.from(begin, 0), keys, keys, head.d, 1.0f);
-    score(m.chunk, m.rows, m.dout_t, keys, head.d);
-    for (int64_t i = 0; i < keys; ++i) {
-      const int64_t saved = (begin - stop + i) * kTile;
-      const float gate = kGated ? *head.gate.row(begin + i) : 1.0f;
-      const float dgate =
-          break_stick_backward<kGated>(m.chunk + i * kTile, w.data(), m.drem.data(),
-                                       m.stick_before + saved, m.sigma_code + saved, gate);
-      if constexpr (kGated) *head.dgate.row(begin + i) += dgate;
-    }
-    scatter(head.dk.from(begin, 0), m.chunk, m.q, keys, head.d);
-    pack(m.rows, head.k.from(begin, 0), keys, keys, head.d, head.params.scale);
-    mix(m.dq, m.chunk, m.rows, keys, head.d);
-  }
+  backward_logits<kGated>(head, 0, stop, head.keys, w.data(), m);
   std::copy_n(w.begin(), tile.count, head.w + tile.first);
   for (int64_t q = 0; q < tile.count; ++q) {
     float* const dq = head.dq.row(tile.first + q);

@@ -122,6 +122,30 @@ struct StickScratch : BackwardScratch {
   alignas(64) std::array<float, kTile> drem{};
 };
 
+// Pass 2 of a tile, left to right over its keys [stop, end), of which the first of all is row
+// `first`: dz, and from it dq, dk and dgate. W of the queries goes on from `w`.
+template <bool kGated, typename Keys>
+void backward_logits(const Keys& head, int64_t first, int64_t stop, int64_t end, float* w,
+                     StickScratch& m) {
+  for (int64_t begin = stop; begin < end; begin += kChunk) {
+    const int64_t keys = std::min(kChunk, end - begin);
+    const int64_t token = first + begin;
+    pack(m.rows, head.v.from(token, 0), keys, keys, head.d, 1.0f);
+    score(m.chunk, m.rows, m.dout_t, keys, head.d);
+    for (int64_t i = 0; i < keys; ++i) {
+      const int64_t saved = (begin - stop + i) * kTile;
+      const float gate = kGated ? *head.gate.row(token + i) : 1.0f;
+      const float dgate =
+          break_stick_backward<kGated>(m.chunk + i * kTile, w, m.drem.data(),
+                                       m.stick_before + saved, m.sigma_code + saved, gate);
+      if constexpr (kGated) *head.dgate.row(token + i) += dgate;
+    }
+    scatter(head.dk.from(token, 0), m.chunk, m.q, keys, head.d);
+    pack(m.rows, head.k.from(token, 0), keys, keys, head.d, head.params.scale);
+    mix(m.dq, m.chunk, m.rows, keys, head.d);
+  }
+}
+
 inline float dot(const float* x, const float* y, int64_t count) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
