@@ -56,12 +56,8 @@ PackedBatch random_batch(const Config& config, int64_t index) {
 // Of each step, this rank's micro-batches of the text that a run would begin with.
 std::vector<std::vector<PackedBatch>> text_of_steps(const Config& config, const Mesh& mesh,
                                                     int64_t steps) {
-  const LoaderOptions options = loader_options(config, mesh, /*stage=*/0);
-  Loader loader(options);
-  if (loader.vocab() > config.model.vocab) {
-    fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
-         options.sources.front().path, loader.vocab(), config.model.vocab);
-  }
+  Loader loader(loader_options(config, mesh, /*stage=*/0));
+  loader.check_vocab(config.model.vocab);
   std::vector<std::vector<PackedBatch>> text(static_cast<size_t>(steps));
   for (std::vector<PackedBatch>& step : text) {
     for (int64_t n = 0; n < loader.micro_batches_per_step(); ++n) step.push_back(loader.next());

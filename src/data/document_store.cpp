@@ -443,4 +443,10 @@ void DocumentStore::verify_content() const {
   }
 }
 
+void check_vocab(const DocumentStore& store, int64_t of_model) {
+  if (store.info().vocab <= of_model) return;
+  fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
+       store.path(), store.info().vocab, of_model);
+}
+
 }  // namespace sbtrain

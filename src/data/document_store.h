@@ -163,4 +163,7 @@ class DocumentStore {
   mutable uint32_t generation_ = 1;
 };
 
+// Throws ExitCode::kConfig if the store may have tokens that a model of so many does not know.
+void check_vocab(const DocumentStore& store, int64_t of_model);
+
 }  // namespace sbtrain

@@ -108,6 +108,10 @@ class Loader {
 
   int64_t micro_batches_per_step() const;  // of this rank
   int64_t vocab() const { return task_ ? options_.task_vocab : stores_.front()->info().vocab; }
+  // Throws as check_vocab() of a store does; a task has the vocabulary of its model.
+  void check_vocab(int64_t of_model) const {
+    if (!task_) sbtrain::check_vocab(*stores_.front(), of_model);
+  }
   const std::string& tokenizer_hash() const { return stores_.front()->info().tokenizer_hash; }
   // The number of calls of next() that found nothing ready; the first call always counts.
   int64_t waits() const { return waits_; }

@@ -17,10 +17,7 @@ double Perplexity::loss() const {
 void check_fits(const DocumentStore& store, const HeldOutOptions& options,
                 const Tokenizer* tokenizer) {
   const StoreInfo& info = store.info();
-  if (info.vocab > options.vocab) {
-    fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
-         store.path(), info.vocab, options.vocab);
-  }
+  check_vocab(store, options.vocab);
   if (!options.tokenizer_hash.empty() && info.tokenizer_hash != options.tokenizer_hash) {
     fail(ExitCode::kConfig,
          "{} was prepared with another tokenizer (sha256 {:.12}) than the training data ({:.12})",

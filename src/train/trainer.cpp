@@ -400,16 +400,13 @@ void Run::open_stage(int stage) {
     state = LoaderState::from_json(state_.loader);
   }
   loader_ = nullptr;
-  const LoaderOptions options = loader_options(config_, mesh_, stage);
   control_.progress("opening the data", kLongPhase);
-  loader_ = std::make_unique<Loader>(options, state ? &*state : nullptr);
+  loader_ =
+      std::make_unique<Loader>(loader_options(config_, mesh_, stage), state ? &*state : nullptr);
   // Every rank takes its rows from one order of the same data.
   agree(control_, data_fields(loader_->state()));
   start_.done("loader");
-  if (loader_->vocab() > config_.model.vocab) {
-    fail(ExitCode::kConfig, "{} has a vocabulary of {}, the model of {}: set model.vocab to it",
-         options.sources.front().path, loader_->vocab(), config_.model.vocab);
-  }
+  loader_->check_vocab(config_.model.vocab);
   stage_ = stage;
 }
 

@@ -126,13 +126,15 @@ TEST(Control, ARankThatEndsEarlyIsNamed) {
   });
 }
 
+// Patient until the ranks have met, and then for a second.
+constexpr Deadlines kWatchful{.rendezvous = kPatient.rendezvous,
+                              .progress = milliseconds(1000),
+                              .heartbeat = kHasty.heartbeat};
+
 TEST(Control, AStoppedRankIsNamed) {
-  Deadlines deadlines = kHasty;
-  deadlines.rendezvous = kPatient.rendezvous;
-  deadlines.progress = milliseconds(1000);
   const std::vector<Launch> jobs = launches(3);
-  RankProcess stopped(jobs[1], deadlines, work_for_ever);
-  run_ranks(jobs, {0, 2}, deadlines, [&](Control& control) {
+  RankProcess stopped(jobs[1], kWatchful, work_for_ever);
+  run_ranks(jobs, {0, 2}, kWatchful, [&](Control& control) {
     control.check();
     if (control.rank() == 0) {
       std::this_thread::sleep_for(milliseconds(100));
@@ -155,15 +157,12 @@ TEST(Control, AStoppedRankIsNamed) {
 }
 
 TEST(Control, AStoppedRankZeroIsNamedByTheOthers) {
-  Deadlines deadlines = kHasty;
-  deadlines.rendezvous = kPatient.rendezvous;
-  deadlines.progress = milliseconds(1000);
   const std::vector<Launch> jobs = launches(3);
-  RankProcess root(jobs[0], deadlines, exchange_and_work);
+  RankProcess root(jobs[0], kWatchful, exchange_and_work);
   ::close(jobs[0].listener);
   std::atomic<int> arrived = 0;
   std::atomic<int> shown = 0;
-  run_ranks(jobs, {1, 2}, deadlines, [&](Control& control) {
+  run_ranks(jobs, {1, 2}, kWatchful, [&](Control& control) {
     meet(control, arrived, 2);
     root.stop();
     EXPECT_CONTAINS(wait_for_failure(control).message, "rank 0 at 127.0.0.1");
