@@ -31,7 +31,7 @@ const Config& fp8() {
 }
 
 // The losses of steps on the same sequences again and again, which a model learns by heart.
-std::vector<double> learn(const Config& config, int steps) {
+std::vector<double> learn(const Config& config, int steps, uint64_t seed = 3) {
   const std::unique_ptr<Communicator> alone = make_single_process();
   const Mesh mesh(*alone);
   const Transformer model(config.model, config.train.recompute);
@@ -39,7 +39,7 @@ std::vector<double> learn(const Config& config, int steps) {
   memory.poison();
   Stream stream(memory);
   TrainStep step(config, model, stream, mesh);
-  step.params().initialize(3);
+  step.params().initialize(seed);
   std::vector<PackedBatch> batches;
   for (int m = 0; m < config.train.batch; ++m) {
     batches.push_back(packed_batch({5, 11}, config.model.vocab, static_cast<uint64_t>(m)));
@@ -49,15 +49,27 @@ std::vector<double> learn(const Config& config, int steps) {
   return losses;
 }
 
+// The mean of several initialisations: one run learns in jerks of up to 4% of its first loss, which
+// move with every rounding, and so with the processor.
+std::vector<double> learn_on_average(const Config& config, int steps) {
+  constexpr int kSeeds = 8;
+  std::vector<double> mean(static_cast<size_t>(steps));
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const std::vector<double> losses = learn(config, steps, seed);
+    for (size_t n = 0; n < losses.size(); ++n) mean[n] += losses[n] / kSeeds;
+  }
+  return mean;
+}
+
 // An element of e4m3 is off by some per cent, but their errors are independent.
 TEST(Fp8Run, LearnsLikeF32) {
   constexpr int kSteps = 60;
-  const std::vector<double> f32 = learn(config(""), kSteps);
-  const std::vector<double> run = learn(fp8(), kSteps);
+  const std::vector<double> f32 = learn_on_average(config(""), kSteps);
+  const std::vector<double> run = learn_on_average(fp8(), kSteps);
   EXPECT_NE(run, f32);
   EXPECT_NEAR(run[0], f32[0], 0.002 * f32[0]);
   EXPECT_LT(run.back(), 0.3 * run[0]);
-  for (int n = 0; n < kSteps; ++n) EXPECT_NEAR(run[n], f32[n], 0.03 * f32[0]) << n;
+  for (int n = 0; n < kSteps; ++n) EXPECT_NEAR(run[n], f32[n], 0.02 * f32[0]) << n;
 }
 
 TEST(Fp8Run, RecomputationGivesTheSameBits) {
