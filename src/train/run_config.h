@@ -59,8 +59,8 @@ struct TrainConfig {
   double rendezvous_timeout = 300;  // seconds until all ranks have come
   Sharding sharding = Sharding::kFull;
   ReduceType reduce_dtype = ReduceType::kFloat32;
-  TransferEngine gather_engine = TransferEngine::kMultiprocessors;
-  TransferEngine reduce_engine = TransferEngine::kMultiprocessors;
+  TransferEngine gather_engine = TransferEngine::kAuto;
+  TransferEngine reduce_engine = TransferEngine::kAuto;
   CudaGraph cuda_graph = CudaGraph::kAuto;
   Precision precision = Precision::kBf16;
   int64_t context_parallel = 1;  // ranks that share the tokens of a micro-batch

@@ -95,7 +95,8 @@ def no_skipping(config):
     return ["--model.attention.skip_epsilon=0"] if config.endswith("_sb") else []
 
 
-ENGINES = {"kernels": [], "copy engines": ["--train.gather_engine=copy_engines", "--train.reduce_engine=copy_engines"]}
+ENGINES = {name: [f"--train.gather_engine={engine}", f"--train.reduce_engine={engine}"]
+           for name, engine in (("kernels", "multiprocessors"), ("copy engines", "copy_engines"))}
 
 
 def step_seconds(arguments, config, tokens):
@@ -133,7 +134,7 @@ def steps(arguments):
 def by_engines_of_all(arguments, part, config, option):
     """On every number of GPUs by NCCL's kernels, on the largest by the copy engines as well."""
     for gpus in arguments.gpus:
-        yield step(arguments, part, config, gpus, {}, [option])
+        yield step(arguments, part, config, gpus, {}, [option, *ENGINES["kernels"]])
     if max(arguments.gpus) > 1:
         yield step(arguments, part, config, max(arguments.gpus), {"engine": "copy engines"},
                    [option, *ENGINES["copy engines"]])

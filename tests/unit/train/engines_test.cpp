@@ -8,8 +8,7 @@ namespace {
 using enum TransferEngine;
 
 TEST(Engines, AutoIsWhatTheMachineHasAndGradientsGoAsTheWeights) {
-  TrainConfig train;
-  train.gather_engine = train.reduce_engine = kAuto;
+  TrainConfig train;  // auto is the default of both
   EXPECT_EQ(with_engines(train, true).gather_engine, kCopyEngines);
   EXPECT_EQ(with_engines(train, true).reduce_engine, kCopyEngines);
   EXPECT_EQ(with_engines(train, false).gather_engine, kMultiprocessors);
@@ -20,7 +19,6 @@ TEST(Engines, AutoIsWhatTheMachineHasAndGradientsGoAsTheWeights) {
 
 TEST(Engines, WhatIsNamedStays) {
   TrainConfig train;
-  train.gather_engine = kAuto;
   train.reduce_engine = kMultiprocessors;
   EXPECT_EQ(with_engines(train, true).reduce_engine, kMultiprocessors);
   train.gather_engine = train.reduce_engine = kCopyEngines;
@@ -28,8 +26,7 @@ TEST(Engines, WhatIsNamedStays) {
 }
 
 TEST(Engines, ARankOnTheCpuHasMultiprocessors) {
-  TrainConfig train;
-  train.gather_engine = train.reduce_engine = kAuto;
+  const TrainConfig train;
   const Launch alone;
   const auto control = make_control(alone);
   const TrainConfig mine = with_engines(train, *control, alone, Backend::kCpu);
