@@ -54,5 +54,9 @@ for run in turned:
     print(f"| {run['label']} | {reached} | {best:.3f} |")
 PYTHON
 echo "from_rope: $out/from_rope.md"
-if can_draw scripts/plot_loss.py; then "$python" scripts/plot_loss.py "${runs[@]}" -o "$out/from_rope.png"; fi
+if can_draw scripts/plot_loss.py; then
+  top=$(awk 'NR == 1 {print $5 + 1.5}' "$out/from_rope.md") # of the original's first losses the plot has no room
+  "$python" scripts/plot_loss.py --labels "$labels" --top "$top" --title "Rotary positions turned into stick-breaking" \
+    "${runs[@]}" -o "$out/from_rope.png"
+fi
 end_with_jobs

@@ -18,11 +18,11 @@
 # samples of --tasks (passkey,niah_single_1; --samples (100) of each task and each of --sizes, 1024 to 32768 tokens), and
 # asked for --asked needles (20) of each task in texts of --ask-at (131072,1048576) tokens.
 #
-# DIR (default: runs/long_contexts) gets results.jsonl, tables.md, speed.png (tokens per second by length) and
-# lengths.png. Jobs, --rates and interruptions are as in scripts/lengths.sh, what is done is skipped, and the same
-# command continues after a stop (exit code 85). The corpus has to have train*.jsonl.zst and held_out*.jsonl.zst, which
-# data/package_corpus.py makes; zstd reads them. SBTRAIN names a program to use instead of the release build's, PYTHON
-# another python3.
+# DIR (default: runs/long_contexts) gets results.jsonl, tables.md, speed.png (tokens per second by length), lengths.png
+# and positions.png (in the window of the largest size). Jobs, --rates and interruptions are as in scripts/lengths.sh,
+# what is done is skipped, and the same command continues after a stop (exit code 85). The corpus has to have
+# train*.jsonl.zst and held_out*.jsonl.zst, which data/package_corpus.py makes; zstd reads them. SBTRAIN names a program
+# to use instead of the release build's, PYTHON another python3.
 # shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
@@ -163,7 +163,8 @@ finish_jobs
 
 # ---- What there is ----------------------------------------------------------------------------
 
-results=() labels="" timings=() of_timings="" by_length=() of_lengths="" curves=() of_curves=""
+results=() labels="" timings=() of_timings="" by_length=() of_lengths="" curves=() of_curves="" joined_results=()
+of_joined=""
 for model in "${models[@]}"; do
   case $model in
     sb) label=stick-breaking ;;
@@ -177,6 +178,9 @@ for model in "${models[@]}"; do
     if [ -f "$file" ]; then results+=("$file") labels=$labels,$label$joined; fi
   done
   if [ -f "$out/$model.json" ]; then by_length+=("$out/$model.json") of_lengths=$of_lengths,$label; fi
+  if [ -f "$out/${model}_joined.json" ]; then
+    joined_results+=("$out/${model}_joined.json") of_joined=$of_joined,$label
+  fi
   if [ -f "$out/$model.skip.jsonl" ]; then timings+=("$out/$model.skip.jsonl") of_timings=$of_timings,$label; fi
   for run in "$out/$model"-*; do
     if [ -f "$run/metrics.jsonl" ]; then curves+=("$run") of_curves=$of_curves,${run##*/}; fi
@@ -193,7 +197,11 @@ if [ ${#results[@]} -gt 0 ]; then
     [ ${#timings[@]} -eq 0 ] ||
       "$python" scripts/plot_skip.py --speed --labels "${of_timings#,}" "${timings[@]}" -o "$out/speed.png"
     [ ${#by_length[@]} -eq 0 ] ||
-      "$python" scripts/plot_lengths.py --labels "${of_lengths#,}" "${by_length[@]}" -o "$out/lengths.png"
+      "$python" scripts/plot_lengths.py --labels "${of_lengths#,}" "${by_length[@]}" -o "$out/lengths.png" \
+        --title "Loss by length, after training on rows of ${rows[-1]} tokens"
+    [ ${#joined_results[@]} -eq 0 ] ||
+      "$python" scripts/plot_lengths.py --positions --labels "${of_joined#,}" "${joined_results[@]}" \
+        -o "$out/positions.png" --title "Loss in a window of $longest tokens, after training on rows of ${rows[-1]}"
   fi
 fi
 end_with_jobs

@@ -17,7 +17,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plotting import COLOURS, PlotError, load_pyplot, save, set_title, style_axes
+from plotting import COLOURS, PlotError, labels_of, load_pyplot, save, set_title, style_axes
+
+WIDEST = 80  # characters of a title
 
 
 @dataclass
@@ -138,7 +140,7 @@ def draw_run(loss_axes, lr_axes, run, colour, unit, smoothing, single):
     lr_axes.plot(scaled(run.lr.tokens), run.lr.values, color=colour, linewidth=1.6)
 
 
-def draw(runs, title, smoothing, output):
+def draw(runs, title, smoothing, top, output):
     plt = load_pyplot()
     figure, (loss_axes, lr_axes) = plt.subplots(
         2, 1, sharex=True, figsize=(8.4, 5.4), constrained_layout=True,
@@ -151,6 +153,7 @@ def draw(runs, title, smoothing, output):
     for axes in (loss_axes, lr_axes):
         style_axes(axes)
     loss_axes.set_ylim(*loss_limits(runs))
+    loss_axes.set_ylim(top=top)
     loss_axes.set_ylabel("loss (nats per token)")
     set_title(loss_axes, title)
     loss_axes.legend(frameon=False, fontsize=9, loc="upper right")
@@ -167,10 +170,12 @@ def draw(runs, title, smoothing, output):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder or its metrics.jsonl")
+    parser.add_argument("files", nargs="+", metavar="RUN", help="run folder or its metrics.jsonl")
     parser.add_argument("-o", "--output", metavar="PNG",
                         help="default: loss.png beside the first run's metrics")
-    parser.add_argument("--title", help="default: the names of the runs")
+    parser.add_argument("--title", help="default: the names of the runs, or how many there are")
+    parser.add_argument("--labels", metavar="A,B,...", help="one for each run; default: its name")
+    parser.add_argument("--top", type=float, metavar="NATS", help="where the axis of the loss ends")
     parser.add_argument("--smooth", type=int, default=0, metavar="N",
                         help="records in the smoothing window; default: a fortieth of the run")
     return parser.parse_args()
@@ -179,11 +184,14 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     try:
-        paths = [metrics_file(run) for run in arguments.runs]
-        runs = [read_run(path, name) for path, name in zip(paths, names_of(paths))]
+        paths = [metrics_file(run) for run in arguments.files]
+        names = [label or name for label, name in zip(labels_of(arguments), names_of(paths))]
+        runs = [read_run(path, name) for path, name in zip(paths, names)]
         output = Path(arguments.output) if arguments.output else paths[0].parent / "loss.png"
         title = arguments.title or ", ".join(run.name for run in runs)
-        draw(runs, title, arguments.smooth, output)
+        if len(title) > WIDEST and not arguments.title:
+            title = f"{len(runs)} runs"
+        draw(runs, title, arguments.smooth, arguments.top, output)
     except PlotError as error:
         sys.exit(f"plot_loss: {error}")
     print(output)

@@ -93,7 +93,7 @@ def results_in(argument):
         give_places(lines)
         return [(line["label"], line) for line in lines]
     except OSError as error:
-        raise PlotError(f"{path}: {error.strerror}") from error
+        raise PlotError(f"{error.filename or path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlotError(f"{path}: no results: {error!r}") from error
 

@@ -122,6 +122,7 @@ build/release/sbtrain prepare --input text.jsonl --tokenizer runs/smollm2/tokeni
     "docs/long_context.md": [
         Run("mpirun -n 2", env=SMALL | SMALL_VOCAB, needs=("mpirun",)),
         Run("sbtrain train --config configs/350m_sb.yaml"),
+        Listed("scripts/lengths.sh", GPU + " and the corpus; system_experiments runs it with tiny models"),
         Listed("scripts/long_contexts.sh", GPU + " and the corpus; system_experiments runs it with tiny models"),
         Run("sbtrain train --config configs/tiny_sb.yaml --name=tiny_gated", env=SMALL | SMALL_VOCAB),
         Run("sbtrain serve", serves=True),

@@ -16,6 +16,12 @@ from pathlib import Path
 
 from checkout import Checkout
 
+try:
+    import matplotlib  # noqa: F401
+    CAN_DRAW = True
+except ImportError:
+    CAN_DRAW = False
+
 PROGRAM, TEXT = (str(Path(path).resolve()) for path in sys.argv[1:3])
 TINY = ["--device=cpu", "--model.width=32", "--model.inner=32", "--model.heads=1", "--model.layers=1",
         "--model.vocab=400", "--train.sequence_length=32", "--train.micro_batch=2", "--train.batch=2",
@@ -140,6 +146,9 @@ class Experiments(Checkout):
         tables = (self.out / "tables.md").read_text()
         self.assertIn("RoPE, YaRN", tables)
         self.assertIn("Skipping keys", tables)
+        if CAN_DRAW:
+            for plot in ("speed", "lengths", "positions"):
+                self.assertTrue((self.out / f"{plot}.png").is_file(), plot)
         again = run()
         self.assertNotIn(" begins", again.stdout)
         (self.out / "window_tasks.json").unlink()
