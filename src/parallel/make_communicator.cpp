@@ -1,5 +1,8 @@
 #include "parallel/make_communicator.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "core/build_options.h"
 #include "core/device.h"
 #include "core/error.h"
@@ -56,6 +59,15 @@ void prepare_memory(Memory& memory, const CommunicatorOptions& options, int worl
   if (!options.copy_engines || world == 1 || memory.backend() != Backend::kCuda) return;
   memory.set_collective_allocator(
       [](size_t bytes) { return collective_memory(Backend::kCuda, bytes); });
+}
+
+bool nccl_may_reach_other_gpus() {
+  const auto is = [](const char* name, std::string_view value) {
+    const char* set = std::getenv(name);
+    return set != nullptr && set == value;
+  };
+  return !is("NCCL_P2P_DISABLE", "1") && !is("NCCL_CUMEM_ENABLE", "0") &&
+         !is("NCCL_WIN_ENABLE", "0");
 }
 
 std::shared_ptr<void> collective_memory(Backend backend, size_t bytes) {

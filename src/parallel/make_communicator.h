@@ -40,6 +40,10 @@ FoundLibrary rank_library(Backend backend);
 // called before anything is allocated.
 void prepare_memory(Memory& memory, const CommunicatorOptions& options, int world);
 
+// Whether the environment lets NCCL reach the memory of other GPUs directly, which the copy engines
+// need: not with NCCL_P2P_DISABLE=1, NCCL_CUMEM_ENABLE=0 or NCCL_WIN_ENABLE=0.
+bool nccl_may_reach_other_gpus();
+
 // Memory of the current device that other ranks can reach directly, where that differs from other
 // memory. Null if there is none.
 std::shared_ptr<void> collective_memory(Backend backend, size_t bytes);

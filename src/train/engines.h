@@ -12,8 +12,8 @@ namespace sbtrain {
 // With copy engines or multiprocessors in place of auto. Gradients that are auto go as the weights.
 TrainConfig with_engines(TrainConfig train, bool copy_engines);
 
-// The copy engines where all ranks have GPUs of one machine that NVLink connects. All ranks call
-// it, and get the same; it says what it has chosen.
+// The copy engines where all ranks have GPUs of one machine that NVLink connects, and NCCL's
+// environment allows it. All ranks call it, and get the same; it says what it has chosen.
 TrainConfig with_engines(const TrainConfig& train, Control& control, const Launch& launch,
                          Backend backend);
 

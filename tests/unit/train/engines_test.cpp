@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
+#include "parallel/make_communicator.h"
+
 namespace sbtrain {
 namespace {
 
@@ -32,6 +36,22 @@ TEST(Engines, ARankOnTheCpuHasMultiprocessors) {
   const TrainConfig mine = with_engines(train, *control, alone, Backend::kCpu);
   EXPECT_EQ(mine.gather_engine, kMultiprocessors);
   EXPECT_EQ(mine.reduce_engine, kMultiprocessors);
+}
+
+TEST(Engines, WhatKeepsNcclFromOtherMemory) {
+  EXPECT_TRUE(nccl_may_reach_other_gpus());
+  struct Case {
+    const char* name;
+    const char* value;
+    bool may;
+  };
+  for (const Case& c : {Case{"NCCL_P2P_DISABLE", "1", false}, Case{"NCCL_P2P_DISABLE", "0", true},
+                        Case{"NCCL_CUMEM_ENABLE", "0", false}, Case{"NCCL_WIN_ENABLE", "0", false},
+                        Case{"NCCL_WIN_ENABLE", "1", true}}) {
+    ASSERT_EQ(setenv(c.name, c.value, 1), 0);
+    EXPECT_EQ(nccl_may_reach_other_gpus(), c.may) << c.name << "=" << c.value;
+    unsetenv(c.name);
+  }
 }
 
 }  // namespace
