@@ -259,6 +259,9 @@ void describe(Fields& f, MachineConfig& c) {
         "How many times as long a collective inside a node takes beside matrix products.");
   f.add("interference", c.interference, between(0, 1),
         "The share of that time that the products lose.");
+  f.add("spread", c.spread, between(0, 1),
+        "By how much the slowest of several GPUs is slower than the one that mfu was measured on, "
+        "where the copy engines move weights and gradients, which take nothing from the products.");
 }
 
 void describe(Fields& f, Config& c) {

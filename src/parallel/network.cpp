@@ -19,6 +19,7 @@ struct Window {
   double compute = 0;  // seconds
   double alone = 0;    // of the collectives, if nothing else ran
   double beside = 0;   // the same, beside products
+  double kernels = 0;  // of these, what runs on multiprocessors
   // The share of the collectives that the computation lasts for.
   double hidden() const { return beside > 0 ? std::min(1.0, compute / beside) : 1.0; }
 };
@@ -36,12 +37,18 @@ double seconds(const Transfer& transfer, const MachineConfig& machine, bool besi
   const auto ranks = static_cast<double>(transfer.group.ranks);
   const auto nodes = static_cast<double>(transfer.group.nodes);
   if (ranks < 2) return 0;
+  if (transfer.copied && transfer.collective == Collective::kAllToAll) {
+    Transfer gather = transfer;
+    gather.collective = Collective::kAllGather;
+    return ranks * seconds(gather, machine, beside_products);
+  }
   const double passes = transfer.collective == Collective::kAllReduce ? 2 : 1;
   const double bytes =
       static_cast<double>(transfer.bytes) * ring_share(transfer.collective, transfer.group.ranks);
   double busy = 0;
   if (ranks > nodes) {
-    busy = bytes / (1e9 * machine.nvlink_gbs) * (beside_products ? machine.stretch : 1);
+    const bool slower = beside_products && !transfer.copied;
+    busy = bytes / (1e9 * machine.nvlink_gbs) * (slower ? machine.stretch : 1);
   }
   // Of a node's ranks all take part in a ring, but only one has its neighbour on another node.
   const bool one_hop = transfer.collective == Collective::kShift;
@@ -98,14 +105,17 @@ StepEstimate estimate_step(const Traffic& traffic, double compute, const Machine
       estimate.exposed += time;
     } else {
       Window& window = window_of(transfer);
+      const double beside = seconds(transfer, machine, /*beside_products=*/true);
       window.alone += time;
-      window.beside += seconds(transfer, machine, /*beside_products=*/true);
+      window.beside += beside;
+      if (!transfer.copied) window.kernels += beside;
     }
   }
   for (const Window& window : {every, forward, backward, update}) {
     estimate.exposed += (1 - window.hidden()) * window.alone;
-    estimate.interference += machine.interference * window.hidden() * window.beside;
+    estimate.interference += machine.interference * window.hidden() * window.kernels;
   }
+  if (std::ranges::any_of(all, &Transfer::copied)) estimate.slowest = machine.spread * compute;
   return estimate;
 }
 

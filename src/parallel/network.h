@@ -16,7 +16,8 @@ namespace sbtrain {
 // that in an all-reduce, and all of them in a broadcast, which is a chain, and in a shift.
 double ring_share(Collective collective, int ranks);
 
-// Seconds of one collective, when nothing else runs or beside matrix products.
+// Seconds of one collective, when nothing else runs or beside matrix products, which slow down none
+// by the copy engines.
 double seconds(const Transfer& transfer, const MachineConfig& machine,
                bool beside_products = false);
 
@@ -25,7 +26,8 @@ struct StepEstimate {
   double communication = 0;  // of all collectives, one after the other, when nothing else runs
   double exposed = 0;        // of collectives that nothing hides
   double interference = 0;   // that products lose to the collectives beside them
-  double total() const { return compute + exposed + interference; }
+  double slowest = 0;        // for the slowest GPU, where transfers are by the copy engines
+  double total() const { return compute + exposed + interference + slowest; }
 };
 
 // What of a step decides which computation a collective runs beside.

@@ -24,6 +24,8 @@ struct Transfer {
   // Of the whole tensor: what each rank of the group holds after a gather, all-reduce or broadcast,
   // and before a reduce-scatter or an all-to-all.
   int64_t bytes = 0;
+  // By the copy engines: a gather, or an all-to-all, which then is one gather for each rank.
+  bool copied = false;
 };
 
 struct Traffic {

@@ -60,6 +60,17 @@ UpdateSeconds update_seconds(const Config& config, const ParamRegistry& registry
   return {.all = all, .beside = groups.empty() ? 0 : all * (count - 1) / count};
 }
 
+// Which transfers are the copy engines'.
+void mark_copied(Traffic& traffic, const TrainConfig& train) {
+  for (Transfer& t : traffic.transfers) {
+    const TransferEngine engine =
+        t.collective == Collective::kAllGather  ? train.gather_engine
+        : t.collective == Collective::kAllToAll ? train.reduce_engine
+                                                : TransferEngine::kMultiprocessors;
+    t.copied = engine == TransferEngine::kCopyEngines && t.group.ranks > 1 && t.group.nodes == 1;
+  }
+}
+
 constexpr double kGibibyte = 1 << 30;
 
 double model_seconds(const Config& config, const Transformer& model, const DryRunOptions& options) {
@@ -133,9 +144,11 @@ std::string step_text(const RankPlan& plan) {
   return fmt::format(
       "  computation {:.1f} ms, the update {:.1f} ms\n"
       "  communication {:.1f} ms, of which {:.1f} ms are exposed; beside it products lose {:.1f} "
-      "ms\n",
+      "ms{}\n",
       1e3 * e.compute, 1e3 * plan.optimizer, 1e3 * e.communication, 1e3 * e.exposed,
-      1e3 * e.interference);
+      1e3 * e.interference,
+      e.slowest > 0 ? fmt::format("; the slowest GPU takes {:.1f} ms longer", 1e3 * e.slowest)
+                    : "");
 }
 
 }  // namespace
@@ -165,6 +178,7 @@ RankPlan plan_rank(const Config& config, Backend target, const DryRunOptions& op
   };
   run(&plan.traffic, [](TrainStep& step) { step.plan_step(); });
   run(nullptr, [](TrainStep& step) { step.plan(); });
+  mark_copied(plan.traffic, train);
   plan.optimizer = update.all;
   const double available = (config.machine.memory_gib - config.machine.reserve_gib) * kGibibyte;
   plan.fits = static_cast<double>(plan.total_bytes()) <= available;

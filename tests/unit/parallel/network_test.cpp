@@ -15,7 +15,8 @@ MachineConfig round_machine() {
           .hop_us = 1,
           .network_hop_us = 5,
           .stretch = 2,
-          .interference = 0.1};
+          .interference = 0.1,
+          .spread = 0.01};
 }
 
 TEST(Network, ARingInANodeMovesAllButOnePart) {
@@ -148,6 +149,26 @@ TEST(Network, WhatTheUpdateSendsIsHiddenByTheUpdate) {
   const Traffic fetched{{gather, reduction, sum, gather}};
   EXPECT_NEAR(estimate_step(fetched, 1.0, m, {.sharding = Sharding::kGrad}).exposed,
               seconds(gather, m) + seconds(reduction, m) + seconds(sum, m), 1e-9);
+}
+
+// They slow nothing down and are not slowed; of the all-to-all each rank has a gather of its own.
+TEST(Network, CopyEnginesLeaveTheProductsAlone) {
+  const MachineConfig m = round_machine();
+  const Transfer gather{Collective::kAllGather, {4, 1}, 400'000'000, /*copied=*/true};
+  const Transfer exchange{Collective::kAllToAll, {4, 1}, 400'000'000, /*copied=*/true};
+  const double one = 3e-3 + 13e-6;
+  EXPECT_NEAR(seconds(gather, m, true), one, 1e-12);
+  EXPECT_NEAR(seconds(exchange, m), 4 * one, 1e-12);
+  EXPECT_NEAR(seconds(exchange, m, true), 4 * one, 1e-12);
+  Traffic traffic{{gather, gather, exchange, exchange}};
+  const StepEstimate e = estimate_step(traffic, 1.0, m);
+  EXPECT_NEAR(e.exposed, one + 4 * one, 1e-9);  // the ends of the step
+  EXPECT_EQ(e.interference, 0);
+  EXPECT_NEAR(e.slowest, 0.01, 1e-12);
+  EXPECT_NEAR(e.total(), 1.01 + 5 * one, 1e-9);
+  // What kernels move beside them still costs.
+  traffic.transfers.insert(traffic.transfers.begin() + 1, {Collective::kShift, {4, 1}, 100'000'000});
+  EXPECT_GT(estimate_step(traffic, 1.0, m).interference, 0);
 }
 
 TEST(Network, AStepWithoutCollectivesIsItsComputation) {
