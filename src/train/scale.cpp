@@ -63,10 +63,10 @@ UpdateSeconds update_seconds(const Config& config, const ParamRegistry& registry
 // Which transfers are the copy engines'.
 void mark_copied(Traffic& traffic, const TrainConfig& train) {
   for (Transfer& t : traffic.transfers) {
-    const TransferEngine engine =
-        t.collective == Collective::kAllGather  ? train.gather_engine
-        : t.collective == Collective::kAllToAll ? train.reduce_engine
-                                                : TransferEngine::kMultiprocessors;
+    const TransferEngine engine = t.collective == Collective::kAllGather ? train.gather_engine
+                                  : t.collective == Collective::kAllToAll
+                                      ? train.reduce_engine
+                                      : TransferEngine::kMultiprocessors;
     t.copied = engine == TransferEngine::kCopyEngines && t.group.ranks > 1 && t.group.nodes == 1;
   }
 }

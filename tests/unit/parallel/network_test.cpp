@@ -167,7 +167,8 @@ TEST(Network, CopyEnginesLeaveTheProductsAlone) {
   EXPECT_NEAR(e.slowest, 0.01, 1e-12);
   EXPECT_NEAR(e.total(), 1.01 + 5 * one, 1e-9);
   // What kernels move beside them still costs.
-  traffic.transfers.insert(traffic.transfers.begin() + 1, {Collective::kShift, {4, 1}, 100'000'000});
+  traffic.transfers.insert(traffic.transfers.begin() + 1,
+                           {Collective::kShift, {4, 1}, 100'000'000});
   EXPECT_GT(estimate_step(traffic, 1.0, m).interference, 0);
 }
 
