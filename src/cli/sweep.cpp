@@ -157,8 +157,7 @@ class Sweep {
         continue;
       }
       run.error.clear();
-      const std::string hash = sha256_hex(config_yaml(config));
-      if (run.status == "done" && run.config_hash == hash) continue;
+      if (run.status == "done" && run.config_hash == hash_of(config)) continue;
       waiting.push_back(i);
     }
     write_results(file_, runs_);
@@ -176,6 +175,12 @@ class Sweep {
                       static_cast<int>(std::thread::hardware_concurrency()));
   }
 
+  // Where a run lies decides nothing: a sweep may be moved, and its results be taken elsewhere.
+  static std::string hash_of(Config config) {
+    config.out.clear();
+    return sha256_hex(config_yaml(config));
+  }
+
   fs::path folder_of(const SweepRun& run) const { return fs::path(file_.folder()) / run.name; }
 
   // The lines of several runs would mix on one terminal, so each then has a file.
@@ -185,7 +190,7 @@ class Sweep {
     log_info("run {} of {}: {}{}", index + 1, runs_.size(), run.name,
              log.empty() ? "" : fmt::format(" (its output: {})", log.string()));
     run.status = "running";
-    run.config_hash = sha256_hex(config_yaml(configs_[index]));
+    run.config_hash = hash_of(configs_[index]);
     write_results(file_, runs_);
     std::vector<std::string> arguments = training_arguments(options_, file_, run);
     arguments.insert(arguments.begin(), "train");
