@@ -162,6 +162,8 @@ END"""),
         Listed("scripts/lengths.sh --out runs/try", "needs the text of scripts/lengths.sh; system_experiments runs it so"),
         Listed("scripts/from_rope.sh", GPU + "; system_experiments runs it with a tiny model"),
         Listed("scripts/pair_350m.sh", GPU + " and the corpus; system_experiments runs it with tiny models"),
+        Run("scripts/reproduce.py --list"),
+        Listed("scripts/reproduce.py", GPU + " and the corpus; system_experiments runs it with tiny models"),
         Run("scripts/tables.py --bootstrap 1000 --against", before="""mkdir -p runs/lengths
 build/release/sbtrain eval --checkpoint runs/350m_sb --lengths 2048 --tokens-per-length 2048 --json a.json
 build/release/sbtrain eval --checkpoint runs/350m_sb --lengths 2048 --tokens-per-length 2048 --same-targets 256 --json b.json

@@ -1,5 +1,5 @@
-"""scripts/lengths.sh, pair_350m.sh and from_rope.sh with the program itself, tiny models and two jobs at a time: jobs
-that fail, that are stopped and go on, and that are not repeated.
+"""scripts/lengths.sh, pair_350m.sh and others with the program itself, tiny models and two jobs at a time: jobs that
+fail, that are stopped and go on, and that are not repeated; and scripts/reproduce.py, which runs them.
 
     experiments_test.py SBTRAIN TEXT.jsonl
 """
@@ -163,6 +163,48 @@ class Experiments(Checkout):
         text = (self.out / "from_rope.md").read_text()
         self.assertRegex(text, r"\| rate 1e-3 \| (not reached|0.0M) \| \d\.\d{3} \|\n\| rate 2e-3 ")
         self.assertNotIn(" begins", self.run_script(*arguments))
+
+    def reproduce(self, *arguments, out="", code=0):
+        command = [self.folder / "scripts/reproduce.py", "--out", out or self.out, "--corpus", "texts", *arguments]
+        done = subprocess.run(list(map(str, command)), cwd=self.folder, env=self.environment, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+        self.assertEqual(done.returncode, code, done.stdout)
+        return done.stdout
+
+    def test_all_of_them(self):
+        script = self.folder / "scripts/reproduce.py"
+        text = script.read_text()
+        head, rest = text.split('LENGTHS = """')
+        script.write_text(head + "LENGTHS = ['sb_norm']" + rest.split(".split()", 1)[1].replace('"1,2,3"', '"1,2"'))
+        few = ["--", *TINY, "--stages.0.length=3 steps", "--stages.0.schedule.warmup=1 steps"]
+        sweep = self.folder / "configs/sweeps/gate_penalty.yaml"
+        sweep.write_text(sweep.read_text().replace("[0, 1e-3, 1e-2, 1e-1, 1]", "[0]"))
+
+        self.assertIn("unknown experiment 'length'; there are lengths, needles", self.reproduce("length", code=2))
+        self.assertIn("has no tokenizer.model", self.reproduce("--corpus", "nowhere", code=2))
+        self.assertRegex(self.reproduce("--list"), r"(?m)^lengths +\d+ s  loss by length")
+        endless = [option.replace("=3 steps", "=1000000 steps") for option in few]
+        stopped = self.reproduce("lengths", "gate_penalty", "--limit", "3", *endless, code=85)
+        self.assertIn("the same command continues", stopped)
+        self.assertNotIn("gate_penalty", stopped)
+        self.assertTrue(list(self.out.glob("lengths/seed-1/sb_norm/checkpoints/step-*")))
+        shutil.rmtree(self.out)
+
+        model = self.folder / "configs/lengths_sb_norm.yaml"
+        model.write_text(model.read_text() + "nonsense: 1\n")
+        done = self.reproduce("lengths", "gate_penalty", *few, code=3)
+        self.assertIn("reproduce: lengths failed with exit code 3", done)
+        self.assertIn("reproduce: gate_penalty is done after", done)
+        self.assertTrue((self.out / "gate_penalty/sweep.json").is_file())
+
+        archive, other = self.folder / "kept.tar.gz", self.folder / "other"
+        self.assertIn("kept.tar.gz: ", self.reproduce("--pack", archive))
+        shutil.unpack_archive(archive, other)
+        self.assertEqual(list(other.rglob("checkpoints")), [])
+        before = (other / "gate_penalty/sweep.json").read_bytes()
+        self.reproduce("gate_penalty", *few, out=other)
+        self.assertEqual(list(other.rglob("checkpoints")), [])  # nothing was trained
+        self.assertEqual((other / "gate_penalty/sweep.json").read_bytes(), before)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Runs what docs/results.md and docs/experiments.md call small experiments, on all GPUs of this machine, one after the
+other: those that count most first.
+
+    scripts/reproduce.py --list                          # what there is, and how long it takes on one H200
+    scripts/reproduce.py                                 # everything
+    scripts/reproduce.py --limit 1500 lengths needles    # these, for at most so many seconds
+    scripts/reproduce.py --pack kept.tar.gz              # all results so far, without weights
+
+NAME is a folder of OUT (runs/reproduced), which gets the runs and the results of that experiment. What is done is not
+done again, and a run that was stopped goes on, so the same command continues after a stop: by --limit, SIGTERM or Ctrl-C,
+before which the runs save; its exit code is 85. If an experiment fails, the others go on, and the exit code is that of
+the first one that has. The text is that of --corpus, by default corpus/packages (docs/corpus.md).
+
+--pack FILE puts results, curves and logs into an archive, by their names in OUT. Unpacked into an OUT elsewhere, they
+count as done there; what goes on from weights (long, from_rope) then trains these anew, or needs another OUT.
+
+What follows -- goes to every training. The variable SBTRAIN names a program to use instead of the release build's, PYTHON
+another python3 for tables and figures.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STOPPED = 85
+PATIENCE = 60  # seconds for runs to save
+LEFT_OUT = ("checkpoints", "tensorboard")
+KEPT = (".json", ".jsonl", ".md", ".png", ".yaml", ".log", ".csv")
+
+# Of the 23M models: docs/results.md#on-a-larger-corpus-with-a-tuned-decay has how they were chosen.
+RATES = ["--rates", "coca*=2e-3,none=2e-3,*=4e-3"]
+DECAY = ("--train.weight_decay=1",)
+SHORT = (*DECAY, "--stages.0.length=1000 steps")
+# The configurations of sweeps name another corpus.
+TEXT = ("--data.sources=[{path: CORPUS/train.h5}]", "--data.validation=[CORPUS/held_out.h5]",
+        "--data.tokenizer=CORPUS/tokenizer.model")
+LENGTHS = """sb rope alibi window coca coca_strict fire none window_128 window_512 fire_128 rope_4096 sb_4096 sb_bias
+             sb_remainder sb_norm sb_norm_bias sb_gate sb_gate_penalty sb_heads3 sb_current rebased rebased_conv""".split()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Commands, each a list of words of which the first is a script of this folder, a file of configs/sweeps, or SBTRAIN.
+    `options` go to their trainings. OUT and CORPUS stand for the folders of a call."""
+
+    name: str
+    seconds: int  # on one H200, an estimate
+    what: str
+    commands: tuple
+    options: tuple = ()
+
+
+def overlap(model):
+    run = f"OUT/overlap/{model}"
+    return (["SBTRAIN", "train", "--config", f"configs/overlap_{model}.yaml", "--out", run],
+            ["SBTRAIN", "eval", "--checkpoint", run, "--task-positions", "10000", "--json", f"OUT/overlap/{model}.json"])
+
+
+EXPERIMENTS = (
+    Experiment("lengths", 3200, "loss by length of 23 models, three seeds", (
+        ["lengths.sh", "--out", "OUT/lengths", "--corpus", "CORPUS", "--seeds", "1,2,3", *RATES, *LENGTHS],), SHORT),
+    Experiment("needles", 2800, "needles in texts 16 times as long as trained with; stick-breaking with five seeds", (
+        ["needles.sh", "--out", "OUT/needles", "--corpus", "CORPUS", "--seeds", "1,2,3", "--rates", "*=2e-3", "sb", "rope",
+         "alibi", "window", "coca", "coca_strict"],
+        ["needles.sh", "--out", "OUT/needles_more", "--corpus", "CORPUS", "--seeds", "4,5", "--rates", "*=2e-3", "sb"]),
+               DECAY),
+    Experiment("needles_vt", 500, "variable tracking among the needles", (
+        ["needles.sh", "--out", "OUT/needles_vt", "--corpus", "CORPUS", "--row", "1024", "--tasks", "passkey,vt", "--rates",
+         "*=2e-3", "sb", "rope"],), DECAY),
+    Experiment("pair_350m", 3600, "stick-breaking against RoPE at 350M parameters", (
+        ["pair_350m.sh", "--out", "OUT/pair_350m", "--corpus", "CORPUS"],)),
+    Experiment("long", 1800, "rows of 131,072 tokens, and windows of a million", (
+        ["long_contexts.sh", "--out", "OUT/long", "--from", "OUT/lengths/seed-1", "--corpus", "CORPUS", "--tasks",
+         "passkey"],)),
+    Experiment("from_rope", 150, "a RoPE model turned into stick-breaking", (
+        ["from_rope.sh", "--out", "OUT/from_rope", "--from", "OUT/lengths/seed-1/rope", "--corpus", "CORPUS", "--rates",
+         "1e-4,3e-4,1e-3,2e-3,4e-3"],), DECAY),
+    Experiment("gate_penalty", 250, "the weight of the forget gate's auxiliary loss", (["gate_penalty.yaml"],),
+               (*TEXT, *SHORT, "--train.lr=4e-3")),
+    Experiment("overlap", 150, "attention against the true positions, in the setting of R's table 3",
+               (*overlap("rebased"), *overlap("based"))),
+    Experiment("rebased_gap", 1300, "what ReBased lacks beside attention without positions", (["rebased_gap.yaml"],),
+               (*TEXT, *SHORT)),
+    Experiment("mqrar_192", 2000, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
+    Experiment("rebased_kernel", 1300, "the kernel of ReBased, part by part", (["rebased_kernel.yaml"],)),
+    Experiment("rates", 1500, "rates of the 23M models", (["lengths_lr.yaml"],), (*TEXT, *SHORT)),
+    Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
+        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "OUT/warmup_1b_sb"],)),
+)
+
+
+class Wrong(Exception):
+    """Something that the user can correct."""
+
+
+class Stopped(Exception):
+    """The limit has passed, or a signal has come."""
+
+
+def words_of(experiment, command, sbtrain, arguments):
+    """The words of a command, and the options of a training after them."""
+
+    def meant(word):
+        return word.replace("OUT", str(arguments.out), 1).replace("CORPUS", str(arguments.corpus))
+
+    first, rest = command[0], [meant(word) for word in command[1:]]
+    options = [*map(meant, experiment.options), *arguments.options]
+    if first.endswith(".sh"):
+        return [ROOT / "scripts" / first, *rest, *(["--", *options] if options else [])]
+    if first.endswith(".yaml"):
+        keys = (word for option in options for word in ("--set", option.removeprefix("--")))
+        return [sbtrain, "sweep", ROOT / "configs/sweeps" / first, "--out", arguments.out / experiment.name, *keys]
+    if rest[0] == "eval":  # on the device of the training
+        options = [option for option in options if option.startswith("--device=")]
+    return [sbtrain, *rest, *options]
+
+
+class Runner:
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.sbtrain = subprocess.run([ROOT / "scripts/find_sbtrain.sh"], stdout=subprocess.PIPE, text=True,
+                                      check=True).stdout.strip()
+        self.end = time.monotonic() + arguments.limit if arguments.limit else None
+        self.stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop.set())
+
+    def stops(self):
+        return self.stop.is_set() or (self.end is not None and time.monotonic() > self.end)
+
+    def call(self, words):
+        """The exit code of a command; what it starts hears of a stop through it."""
+        process = subprocess.Popen(list(map(str, words)), cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True,
+                                   env={**os.environ, "SBTRAIN": self.sbtrain})
+        asked = None
+        while True:
+            try:
+                return process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                pass
+            if asked is None and self.stops():
+                process.send_signal(signal.SIGTERM)
+                asked = time.monotonic()
+            elif asked is not None and time.monotonic() > asked + PATIENCE:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def run(self, experiment):
+        """The exit code of the first of its commands that fails, or 0."""
+        print(f"reproduce: {experiment.name}: {experiment.what}", flush=True)
+        began = time.monotonic()
+        for command in experiment.commands:
+            code = self.call(words_of(experiment, command, self.sbtrain, self.arguments))
+            if self.stops():
+                raise Stopped
+            if code != 0:
+                print(f"reproduce: {experiment.name} failed with exit code {code}", file=sys.stderr, flush=True)
+                return code
+        print(f"reproduce: {experiment.name} is done after {time.monotonic() - began:.0f} s", flush=True)
+        return 0
+
+
+def pack(out, archive):
+    """Weights and what TensorBoard reads stay where they are."""
+    count = 0
+    with tarfile.open(archive, "w:gz") as tar:
+        for file in sorted(out.rglob("*")):
+            name = file.relative_to(out)
+            if file.is_file() and (file.suffix in KEPT or name.name == "corpus") and not set(name.parts) & set(LEFT_OUT):
+                tar.add(file, name)
+                count += 1
+    print(f"reproduce: {archive}: {count} files")
+
+
+def chosen(names):
+    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    for name in names:
+        if name not in known:
+            raise Wrong(f"unknown experiment '{name}'; there are {', '.join(known)}")
+    return [known[name] for name in names] or list(EXPERIMENTS)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog=__doc__.split("\n\n", 1)[1],
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; all, in the order of --list, unless given")
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/reproduced")
+    parser.add_argument("--corpus", type=Path, default=ROOT / "corpus/packages")
+    parser.add_argument("--limit", type=float, metavar="SECONDS")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--pack", type=Path, metavar="FILE")
+    words = sys.argv[1:]
+    options = words[words.index("--") + 1:] if "--" in words else []
+    arguments = parser.parse_args(words[:words.index("--")] if "--" in words else words)
+    arguments.options = options
+    arguments.out, arguments.corpus = arguments.out.absolute(), arguments.corpus.absolute()
+    return arguments
+
+
+def main():
+    arguments = parse_arguments()
+    try:
+        experiments = chosen(arguments.names)
+        if arguments.list:
+            for experiment in experiments:
+                print(f"{experiment.name:16}{experiment.seconds:6} s  {experiment.what}")
+            return 0
+        if arguments.pack:
+            pack(arguments.out, arguments.pack)
+            return 0
+        if not (arguments.corpus / "tokenizer.model").exists():
+            raise Wrong(f"{arguments.corpus} has no tokenizer.model: make it with data/package_corpus.py (docs/corpus.md)")
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        runner = Runner(arguments)
+        codes = [runner.run(experiment) for experiment in experiments]
+        return next((code for code in codes if code != 0), 0)
+    except Wrong as error:
+        print(f"reproduce: {error}", file=sys.stderr)
+        return 2
+    except Stopped:
+        print("reproduce: stopped; the same command continues", file=sys.stderr)
+        return STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
