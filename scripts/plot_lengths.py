@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean
 
 from plotting import (COLOURS, MARKERS, PlotError, by_label, label_ends, labels_of, length_axis, line_of, load_pyplot,
-                      results_in, save, set_title, style_axes)
+                      results_with, save, set_title, style_axes)
 
 
 @dataclass
@@ -48,7 +48,7 @@ def measured_of(record, label, path):
 
 def read(path, label, same_targets):
     """The results of a file. Of many results in one, those of the same targets or the others."""
-    measured = [measured_of(record, label or own, path) for own, record in results_in(path)]
+    measured = [measured_of(record, label or own, path) for own, record in results_with(path, "lengths")]
     if len(measured) == 1:
         return measured
     chosen = [m for m in measured if bool(m.targets) == same_targets]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plotting import (COLOURS, INK, MARKERS, PlotError, by_label, labels_of, length_axis, line_of, load_pyplot,
-                      results_in, save, set_title, style_axes)
+                      results_with, save, set_title, style_axes)
 
 COLUMNS = 4  # panels side by side
 NUMBERED = 12  # heat maps of up to this many lengths have their scores written into them
@@ -48,7 +48,7 @@ def run_of(record, label, path):
 
 def read(path, label):
     """The results of a file."""
-    return [run_of(record, label or own, path) for own, record in results_in(path)]
+    return [run_of(record, label or own, path) for own, record in results_with(path, "tasks")]
 
 
 def task_names(runs, chosen):

@@ -98,6 +98,12 @@ def results_in(argument):
         raise PlotError(f"{path}: no results: {error!r}") from error
 
 
+def results_with(argument, key):
+    """Those of results_in() that have `key`; all of them, for the caller to complain of, where none has."""
+    results = results_in(argument)
+    return [result for result in results if key in result[1]] or results
+
+
 def by_label(runs):
     """Runs with a `label` as {label: runs}, in the order of their first ones. Runs with the same label are those of
     one model with different seeds."""

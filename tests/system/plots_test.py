@@ -188,6 +188,28 @@ class Lengths(unittest.TestCase):
             self.assertTrue((Path(folder) / "positions.png").is_file())
 
 
+class Collected(unittest.TestCase):
+    """What scripts/collect_results.py has put into one file: results of several kinds."""
+
+    def test_those_of_one_kind(self):
+        rows = [{"length": 8, "loss": 4.0}]
+        lines = [{"label": "a", "train_length": 8, "same_targets": 0, "lengths": rows},
+                 {"label": "a", "train_length": 8, "same_targets": 4, "lengths": rows},
+                 {"label": "a", "benefit": rows},
+                 {"label": "a", "train_length": 8, "tasks": [{"task": "passkey", "lengths": rows}]}]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "results.jsonl"
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            self.assertEqual([m.targets for m in plot_lengths.read(path, "", True)], [4])
+            self.assertEqual([m.targets for m in plot_lengths.read(path, "", False)], [0])
+            self.assertEqual(plot_tasks.read(path, "")[0].tasks, {"passkey": rows})
+            path.write_text(json.dumps(lines[2]) + "\n")
+            with self.assertRaisesRegex(plot_lengths.PlotError, "no result of `sbtrain eval --lengths`"):
+                plot_lengths.read(path, "", False)
+            with self.assertRaisesRegex(plot_tasks.PlotError, "no result of `sbtrain eval --tasks`"):
+                plot_tasks.read(path, "")
+
+
 class Reach(unittest.TestCase):
     def write(self, folder):
         path = Path(folder) / "heads.json"
