@@ -169,12 +169,12 @@ class Runner:
 
 
 def pack(out, archive):
-    """Weights and what TensorBoard reads stay where they are."""
+    """Weights and what TensorBoard reads stay where they are, as do the notes of where the text lies."""
     count = 0
     with tarfile.open(archive, "w:gz") as tar:
         for file in sorted(out.rglob("*")):
             name = file.relative_to(out)
-            if file.is_file() and (file.suffix in KEPT or name.name == "corpus") and not set(name.parts) & set(LEFT_OUT):
+            if file.is_file() and file.suffix in KEPT and not set(name.parts) & set(LEFT_OUT):
                 tar.add(file, name)
                 count += 1
     print(f"reproduce: {archive}: {count} files")
