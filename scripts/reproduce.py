@@ -20,6 +20,7 @@ another python3 for tables and figures.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -175,8 +176,9 @@ def pack(out, archive):
         for file in sorted(out.rglob("*")):
             name = file.relative_to(out)
             if file.is_file() and file.suffix in KEPT and not set(name.parts) & set(LEFT_OUT):
-                tar.add(file, name)
-                count += 1
+                with contextlib.suppress(FileNotFoundError):  # of a run that goes on meanwhile
+                    tar.add(file, name)
+                    count += 1
     print(f"reproduce: {archive}: {count} files")
 
 
