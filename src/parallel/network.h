@@ -45,7 +45,8 @@ struct StepShape {
 // nodes) have only the backward pass of the last micro-batch, two thirds of its time; weights that
 // are gathered once a step (grad) the forward pass of the first. Where a unit's gradients are
 // reduced twice, within the node and across nodes, the last unit's are both exposed. Matrices that
-// travel to their owners and back after the sum of loss and norm have the update beside them.
+// travel to their owners and back after the sum of loss and norm have the update beside them. Where
+// the copy engines move anything, all ranks wait for the slowest GPU (`machine.spread`).
 StepEstimate estimate_step(const Traffic& traffic, double compute, const MachineConfig& machine,
                            const StepShape& shape = {});
 
