@@ -152,8 +152,8 @@ def draw(runs, title, smoothing, top, output):
         draw_run(loss_axes, lr_axes, run, COLOURS[i % len(COLOURS)], unit, width, len(runs) == 1)
     for axes in (loss_axes, lr_axes):
         style_axes(axes)
-    loss_axes.set_ylim(*loss_limits(runs))
-    loss_axes.set_ylim(top=top)
+    bottom, highest = loss_limits(runs)
+    loss_axes.set_ylim(bottom, top or highest)
     loss_axes.set_ylabel("loss (nats per token)")
     set_title(loss_axes, title)
     loss_axes.legend(frameon=False, fontsize=9, loc="upper right")

@@ -13,7 +13,8 @@ before which the runs save; its exit code is 85. If an experiment fails, the oth
 the first one that has. The text is that of --corpus, by default corpus/packages (docs/corpus.md).
 
 --pack FILE puts results, curves and logs into an archive, by their names in OUT. Unpacked into an OUT elsewhere, they
-count as done there; what goes on from weights (long, from_rope) then trains these anew, or needs another OUT.
+count as done there. long and from_rope go on from weights of lengths, which the archive lacks: give them an OUT of their
+own, in which lengths runs anew.
 
 What follows -- goes to every training. The variable SBTRAIN names a program to use instead of the release build's, PYTHON
 another python3 for tables and figures.
@@ -21,15 +22,16 @@ another python3 for tables and figures.
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 ROOT = Path(__file__).resolve().parent.parent
 STOPPED = 85
@@ -42,8 +44,8 @@ RATES = ["--rates", "coca*=2e-3,none=2e-3,*=4e-3"]
 DECAY = ("--train.weight_decay=1",)
 SHORT = (*DECAY, "--stages.0.length=1000 steps")
 # The configurations of sweeps name another corpus.
-TEXT = ("--data.sources=[{path: CORPUS/train.h5}]", "--data.validation=[CORPUS/held_out.h5]",
-        "--data.tokenizer=CORPUS/tokenizer.model")
+TEXT = ("--data.sources=[{path: $CORPUS/train.h5}]", "--data.validation=[$CORPUS/held_out.h5]",
+        "--data.tokenizer=$CORPUS/tokenizer.model")
 LENGTHS = """sb rope alibi window coca coca_strict fire none window_128 window_512 fire_128 rope_4096 sb_4096 sb_bias
              sb_remainder sb_norm sb_norm_bias sb_gate sb_gate_penalty sb_heads3 sb_current rebased rebased_conv""".split()
 
@@ -51,7 +53,7 @@ LENGTHS = """sb rope alibi window coca coca_strict fire none window_128 window_5
 @dataclass(frozen=True)
 class Experiment:
     """Commands, each a list of words of which the first is a script of this folder, a file of configs/sweeps, or SBTRAIN.
-    `options` go to their trainings. OUT and CORPUS stand for the folders of a call."""
+    `options` go to their trainings. $OUT and $CORPUS stand for the folders of a call."""
 
     name: str
     seconds: int  # on one H200, an estimate
@@ -61,29 +63,29 @@ class Experiment:
 
 
 def overlap(model):
-    run = f"OUT/overlap/{model}"
+    run = f"$OUT/overlap/{model}"
     return (["SBTRAIN", "train", "--config", f"configs/overlap_{model}.yaml", "--out", run],
-            ["SBTRAIN", "eval", "--checkpoint", run, "--task-positions", "10000", "--json", f"OUT/overlap/{model}.json"])
+            ["SBTRAIN", "eval", "--checkpoint", run, "--task-positions", "10000", "--json", f"$OUT/overlap/{model}.json"])
 
 
 EXPERIMENTS = (
     Experiment("lengths", 3200, "loss by length of 23 models, three seeds", (
-        ["lengths.sh", "--out", "OUT/lengths", "--corpus", "CORPUS", "--seeds", "1,2,3", *RATES, *LENGTHS],), SHORT),
+        ["lengths.sh", "--out", "$OUT/lengths", "--corpus", "$CORPUS", "--seeds", "1,2,3", *RATES, *LENGTHS],), SHORT),
     Experiment("needles", 2800, "needles in texts 16 times as long as trained with; stick-breaking with five seeds", (
-        ["needles.sh", "--out", "OUT/needles", "--corpus", "CORPUS", "--seeds", "1,2,3", "--rates", "*=2e-3", "sb", "rope",
+        ["needles.sh", "--out", "$OUT/needles", "--corpus", "$CORPUS", "--seeds", "1,2,3", "--rates", "*=2e-3", "sb", "rope",
          "alibi", "window", "coca", "coca_strict"],
-        ["needles.sh", "--out", "OUT/needles_more", "--corpus", "CORPUS", "--seeds", "4,5", "--rates", "*=2e-3", "sb"]),
+        ["needles.sh", "--out", "$OUT/needles_more", "--corpus", "$CORPUS", "--seeds", "4,5", "--rates", "*=2e-3", "sb"]),
                DECAY),
     Experiment("needles_vt", 500, "variable tracking among the needles", (
-        ["needles.sh", "--out", "OUT/needles_vt", "--corpus", "CORPUS", "--row", "1024", "--tasks", "passkey,vt", "--rates",
+        ["needles.sh", "--out", "$OUT/needles_vt", "--corpus", "$CORPUS", "--row", "1024", "--tasks", "passkey,vt", "--rates",
          "*=2e-3", "sb", "rope"],), DECAY),
     Experiment("pair_350m", 3600, "stick-breaking against RoPE at 350M parameters", (
-        ["pair_350m.sh", "--out", "OUT/pair_350m", "--corpus", "CORPUS"],)),
+        ["pair_350m.sh", "--out", "$OUT/pair_350m", "--corpus", "$CORPUS"],)),
     Experiment("long", 1800, "rows of 131,072 tokens, and windows of a million", (
-        ["long_contexts.sh", "--out", "OUT/long", "--from", "OUT/lengths/seed-1", "--corpus", "CORPUS", "--tasks",
+        ["long_contexts.sh", "--out", "$OUT/long", "--from", "$OUT/lengths/seed-1", "--corpus", "$CORPUS", "--tasks",
          "passkey"],)),
     Experiment("from_rope", 150, "a RoPE model turned into stick-breaking", (
-        ["from_rope.sh", "--out", "OUT/from_rope", "--from", "OUT/lengths/seed-1/rope", "--corpus", "CORPUS", "--rates",
+        ["from_rope.sh", "--out", "$OUT/from_rope", "--from", "$OUT/lengths/seed-1/rope", "--corpus", "$CORPUS", "--rates",
          "1e-4,3e-4,1e-3,2e-3,4e-3"],), DECAY),
     Experiment("gate_penalty", 250, "the weight of the forget gate's auxiliary loss", (["gate_penalty.yaml"],),
                (*TEXT, *SHORT, "--train.lr=4e-3")),
@@ -95,7 +97,7 @@ EXPERIMENTS = (
     Experiment("rebased_kernel", 1300, "the kernel of ReBased, part by part", (["rebased_kernel.yaml"],)),
     Experiment("rates", 1500, "rates of the 23M models", (["lengths_lr.yaml"],), (*TEXT, *SHORT)),
     Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
-        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "OUT/warmup_1b_sb"],)),
+        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],)),
 )
 
 
@@ -111,7 +113,7 @@ def words_of(experiment, command, sbtrain, arguments):
     """The words of a command, and the options of a training after them."""
 
     def meant(word):
-        return word.replace("OUT", str(arguments.out), 1).replace("CORPUS", str(arguments.corpus))
+        return Template(word).substitute(OUT=arguments.out, CORPUS=arguments.corpus)
 
     first, rest = command[0], [meant(word) for word in command[1:]]
     options = [*map(meant, experiment.options), *arguments.options]
@@ -130,13 +132,15 @@ class Runner:
         self.arguments = arguments
         self.sbtrain = subprocess.run([ROOT / "scripts/find_sbtrain.sh"], stdout=subprocess.PIPE, text=True,
                                       check=True).stdout.strip()
-        self.end = time.monotonic() + arguments.limit if arguments.limit else None
-        self.stop = threading.Event()
+        self.end = time.monotonic() + arguments.limit if arguments.limit else math.inf
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stop.set())
+            signal.signal(number, self.stop)
+
+    def stop(self, *_):
+        self.end = -math.inf
 
     def stops(self):
-        return self.stop.is_set() or (self.end is not None and time.monotonic() > self.end)
+        return time.monotonic() > self.end
 
     def call(self, words):
         """The exit code of a command; what it starts hears of a stop through it."""

@@ -15,6 +15,7 @@
 #include "parallel/mesh.h"
 #include "parallel/state_ranges.h"
 #include "train/batch_share.h"
+#include "train/communicator_options.h"
 #include "train/engines.h"
 #include "train/plan_text.h"
 #include "train/step.h"
@@ -60,14 +61,12 @@ UpdateSeconds update_seconds(const Config& config, const ParamRegistry& registry
   return {.all = all, .beside = groups.empty() ? 0 : all * (count - 1) / count};
 }
 
-// Which transfers are the copy engines'.
+// Which transfers are the copy engines': a communicator that has them gathers and exchanges so.
 void mark_copied(Traffic& traffic, const TrainConfig& train) {
+  if (!communicator_options(train).copy_engines) return;
   for (Transfer& t : traffic.transfers) {
-    const TransferEngine engine = t.collective == Collective::kAllGather ? train.gather_engine
-                                  : t.collective == Collective::kAllToAll
-                                      ? train.reduce_engine
-                                      : TransferEngine::kMultiprocessors;
-    t.copied = engine == TransferEngine::kCopyEngines && t.group.ranks > 1 && t.group.nodes == 1;
+    t.copied = t.group.ranks > 1 && t.group.nodes == 1 &&
+               (t.collective == Collective::kAllGather || t.collective == Collective::kAllToAll);
   }
 }
 
