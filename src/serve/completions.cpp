@@ -8,7 +8,6 @@
 #include <span>
 
 #include "core/error.h"
-#include "core/utf8.h"
 #include "serve/api_request.h"
 #include "serve/completion_request.h"
 #include "serve/completion_text.h"
