@@ -1,8 +1,12 @@
-// Matrix products by cuBLASLt, each with the algorithm that was fastest when it was timed.
+// Matrix products by cuBLASLt, each with the algorithm that was fastest when it was timed, among
+// those that give the same bits as cuBLASLt's first suggestion. Most algorithms differ in the shape
+// of their tiles alone; those that add up the inner dimension in another order (split-K) are left
+// out, so that what a product gives depends on the type of GPU and the version of cuBLASLt, and not
+// on which algorithm happened to be fastest that day.
 //
 // Choices are kept by GPU, cuBLASLt version and shape, in memory and on disk
-// ($XDG_CACHE_HOME or ~/.cache, sbtrain/gemm-2.txt): the same choice gives the same bits. A run
-// folder keeps its own copy (text(), add()), so that a resumed run computes as it did before.
+// ($XDG_CACHE_HOME or ~/.cache, sbtrain/gemm-3.txt). A run folder keeps its own copy (text(),
+// add()), so that a resumed run computes as it did before, whatever version had begun it.
 #pragma once
 
 #include <compare>
