@@ -50,8 +50,11 @@ def name_places(value, names):
 
 
 def revision_of(path, record):
-    """That of the program that trained a run, or the first run of a sweep; None where no folder says it."""
+    """That of the program that trained a run, or the first run of a sweep; None where no folder says it. A run that has
+    been moved is looked for beside its result."""
     folder = Path(record.get("checkpoint") or path)
+    if not folder.exists():
+        folder = Path(path).parent / folder.name
     notes = [folder / "run.json", *(sorted(folder.glob("*/*/run.json")) if folder.is_dir() else [])]
     note = next((note for note in notes if note.is_file()), None)
     return json.loads(note.read_text(encoding="utf-8")).get("git_revision") if note else None

@@ -313,6 +313,12 @@ class Tables(unittest.TestCase):
         self.assertEqual([(line["label"], line["file"], line.get("revision")) for line in lines[1:4:2]],
                          [("a", "runs/1.json", None), ("a, dynamic_ntk", "runs/tasks.json", "abc")])
         self.assertNotIn("checkpoint", lines[3])
+        # Where both have been moved, the run is beside the result.
+        self.write("runs/moved/run.json", {"git_revision": "def"})
+        moved = self.write("runs/moved.json", {**tasks, "checkpoint": "/elsewhere/runs/moved"})
+        subprocess.run([sys.executable, ROOT / "scripts/collect_results.py", moved, "-o", self.folder / "moved.jsonl"],
+                       check=True)
+        self.assertEqual(json.loads((self.folder / "moved.jsonl").read_text())["revision"], "def")
         again = self.folder / "again"
         subprocess.run([sys.executable, ROOT / "scripts/collect_results.py", "--unpack", kept, "-o", again], check=True,
                        stdout=subprocess.DEVNULL)
