@@ -135,7 +135,8 @@ evaluate() { # evaluate RESULT RUN OPTIONS...
 # ---- Jobs -------------------------------------------------------------------------------------
 
 # A job is a function of the script that runs in a process of its own, several at a time: values[jobs] of them, which
-# share the visible GPUs evenly, or without the option one for each GPU. A job that fails does not keep the others from
+# share the visible GPUs evenly, several on each where there are more jobs than GPUs, or without the option one for each
+# GPU. A job that fails does not keep the others from
 # running. Of SIGTERM and Ctrl-C the trainings hear, which save; the script then ends with exit code 85, as they do.
 slots=()                                       # the GPUs of each slot, as CUDA_VISIBLE_DEVICES; "" means as they are
 declare -A name_of=() log_of=() slot_of=() began=() # of the jobs that run, by process
@@ -148,14 +149,15 @@ make_slots() {
   count=${values[jobs]:-${#gpus[@]}}
   [[ $count =~ ^[0-9]{1,4}$ && ${values[jobs]:-1} != 0 ]] || usage_error "--jobs: '$count' is no number of jobs"
   [ "$count" -gt 0 ] || count=1
-  if [ ${#gpus[@]} -gt 0 ] && [ "$count" -gt ${#gpus[@]} ]; then
-    usage_error "--jobs $count: ${#gpus[@]} GPUs are visible, and a job needs one for itself"
-  fi
   share=$((${#gpus[@]} / count))
   slots=("")
   [ "$count" -gt 1 ] || return 0
   for ((n = 0; n < count; ++n)); do
-    slots[n]=$(IFS=,; echo "${gpus[*]:n * share:share}")
+    if [ $share = 0 ] && [ ${#gpus[@]} -gt 0 ]; then
+      slots[n]=${gpus[n % ${#gpus[@]}]}
+    else
+      slots[n]=$(IFS=,; echo "${gpus[*]:n * share:share}")
+    fi
   done
   # Without this every process would have as many threads as the machine has processors.
   n=$(($(nproc) / (count * (share > 1 ? share : 1))))

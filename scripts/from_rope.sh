@@ -8,7 +8,7 @@
 #
 # RUN is a run of configs/lengths_rope.yaml (default: runs/lengths/seed-1/rope), such as scripts/lengths.sh makes;
 # --corpus is that of RUN. configs/from_rope_MODEL.yaml (sb) is trained from its weights with each of --rates
-# (3e-4,1e-3,2e-3,4e-3), one for each GPU at a time (--jobs). DIR (default: runs/from_rope) gets from_rope.md,
+# (1e-4,3e-4,1e-3,2e-3,4e-3), one for each GPU at a time (--jobs). DIR (default: runs/from_rope) gets from_rope.md,
 # from_rope.png and results.jsonl. The same command continues after a stop (exit code 85). The variable SBTRAIN names a
 # program to use instead of the release build's, PYTHON another python3.
 # shellcheck disable=SC2317 # jobs call its functions
@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=from_rope
 models=(sb)
 declare -A values=([out]=runs/from_rope [from]=runs/lengths/seed-1/rope [corpus]="" [jobs]=""
-  [rates]="3e-4,1e-3,2e-3,4e-3")
+  [rates]="1e-4,3e-4,1e-3,2e-3,4e-3")
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
 parse_command_line "$called_from" "$@"

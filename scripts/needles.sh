@@ -10,7 +10,7 @@
 #
 # MODEL is the part of the file's name after lengths_. A model is trained on plain text, with a constant rate, and then
 # on text and on samples of passkey, niah_single_1 and niah_multikey_2 in turns (sbtrain data tasks, with another seed
-# than the evaluation's). --tasks names others of passkey, niah_single_1, niah_multikey_2 and vt; vt, whose prompt
+# than the evaluation's), with rates of 2e-3 unless --rates gives others. --tasks names others of passkey, niah_single_1, niah_multikey_2 and vt; vt, whose prompt
 # begins with a solved example of 500 tokens, needs rows of 1024 (--row; default: 512, a step has 65536 tokens in any
 # case). Models with rotary positions are asked with dynamic NTK too. DIR (default: runs/needles) gets a run folder and
 # MODEL-SEED.json for each model and seed (default: 1), tasks.md and tasks.png, and all results in one file,
@@ -26,7 +26,7 @@ prefix=lengths
 models=(sb rope alibi window none)
 declare -A values=([out]=runs/needles [seeds]=1 [lengths]="320,512,1024,2048,4096,8192" [text]=500 [needles]=700
   [samples]=1500 [tasks]="passkey,niah_single_1,niah_multikey_2" [row]=512
-  [asked]=100 [rates]="" [jobs]="" [corpus]="")
+  [asked]=100 [rates]="*=2e-3" [jobs]="" [corpus]="")
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh
 parse_command_line "$called_from" "$@"

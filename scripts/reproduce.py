@@ -16,7 +16,8 @@ the first one that has. The text is that of --corpus, by default corpus/packages
 count as done there. long and from_rope go on from weights of lengths, which the archive lacks: give them an OUT of their
 own, in which lengths runs anew.
 
-What follows -- goes to every training. The variable SBTRAIN names a program to use instead of the release build's, PYTHON
+--jobs N is the number of runs at a time, where they are small: of more than there are GPUs, several share one. What
+follows -- goes to every training. The variable SBTRAIN names a program to use instead of the release build's, PYTHON
 another python3 for tables and figures.
 """
 
@@ -39,10 +40,6 @@ PATIENCE = 60  # seconds for runs to save
 LEFT_OUT = ("checkpoints", "tensorboard")
 KEPT = (".json", ".jsonl", ".md", ".png", ".yaml", ".log", ".csv")
 
-# Of the 23M models: docs/results.md#on-a-larger-corpus-with-a-tuned-decay has how they were chosen.
-RATES = ["--rates", "coca*=2e-3,none=2e-3,*=4e-3"]
-DECAY = ("--train.weight_decay=1",)
-SHORT = (*DECAY, "--stages.0.length=1000 steps")
 # The configurations of sweeps name another corpus.
 TEXT = ("--data.sources=[{path: $CORPUS/train.h5}]", "--data.validation=[$CORPUS/held_out.h5]",
         "--data.tokenizer=$CORPUS/tokenizer.model")
@@ -60,44 +57,45 @@ class Experiment:
     what: str
     commands: tuple
     options: tuple = ()
+    small: bool = True  # runs may share a GPU
 
 
 def overlap(model):
     run = f"$OUT/overlap/{model}"
-    return (["SBTRAIN", "train", "--config", f"configs/overlap_{model}.yaml", "--out", run],
+    return (["SBTRAIN", "train", "--config", f"configs/overlap_{model}.yaml", "--out", run, "--train.gpus=1"],
             ["SBTRAIN", "eval", "--checkpoint", run, "--task-positions", "10000", "--json", f"$OUT/overlap/{model}.json"])
 
 
 EXPERIMENTS = (
     Experiment("lengths", 3200, "loss by length of 23 models, three seeds", (
-        ["lengths.sh", "--out", "$OUT/lengths", "--corpus", "$CORPUS", "--seeds", "1,2,3", *RATES, *LENGTHS],), SHORT),
+        ["lengths.sh", "--out", "$OUT/lengths", "--corpus", "$CORPUS", "--seeds", "1,2,3", *LENGTHS],)),
     Experiment("needles", 2800, "needles in texts 16 times as long as trained with; stick-breaking with five seeds", (
-        ["needles.sh", "--out", "$OUT/needles", "--corpus", "$CORPUS", "--seeds", "1,2,3", "--rates", "*=2e-3", "sb", "rope",
-         "alibi", "window", "coca", "coca_strict"],
-        ["needles.sh", "--out", "$OUT/needles_more", "--corpus", "$CORPUS", "--seeds", "4,5", "--rates", "*=2e-3", "sb"]),
-               DECAY),
-    Experiment("needles_vt", 500, "variable tracking among the needles", (
-        ["needles.sh", "--out", "$OUT/needles_vt", "--corpus", "$CORPUS", "--row", "1024", "--tasks", "passkey,vt", "--rates",
-         "*=2e-3", "sb", "rope"],), DECAY),
+        ["needles.sh", "--out", "$OUT/needles", "--corpus", "$CORPUS", "--seeds", "1,2,3", "sb", "rope", "alibi", "window",
+         "coca", "coca_strict"],
+        ["needles.sh", "--out", "$OUT/needles_more", "--corpus", "$CORPUS", "--seeds", "4,5", "sb"])),
+    Experiment("needles_vt", 600, "variable tracking among the needles", (
+        ["needles.sh", "--out", "$OUT/needles_vt", "--corpus", "$CORPUS", "--seeds", "1,2,3", "--row", "1024", "--tasks",
+         "passkey,vt", "sb", "rope"],)),
     Experiment("pair_350m", 3600, "stick-breaking against RoPE at 350M parameters", (
-        ["pair_350m.sh", "--out", "$OUT/pair_350m", "--corpus", "$CORPUS"],)),
+        ["pair_350m.sh", "--out", "$OUT/pair_350m", "--corpus", "$CORPUS"],), small=False),
     Experiment("long", 1800, "rows of 131,072 tokens, and windows of a million", (
         ["long_contexts.sh", "--out", "$OUT/long", "--from", "$OUT/lengths/seed-1", "--corpus", "$CORPUS", "--tasks",
-         "passkey"],)),
+         "passkey"],), small=False),
     Experiment("from_rope", 150, "a RoPE model turned into stick-breaking", (
-        ["from_rope.sh", "--out", "$OUT/from_rope", "--from", "$OUT/lengths/seed-1/rope", "--corpus", "$CORPUS", "--rates",
-         "1e-4,3e-4,1e-3,2e-3,4e-3"],), DECAY),
+        ["from_rope.sh", "--out", "$OUT/from_rope", "--from", "$OUT/lengths/seed-1/rope", "--corpus", "$CORPUS"],)),
     Experiment("gate_penalty", 250, "the weight of the forget gate's auxiliary loss", (["gate_penalty.yaml"],),
-               (*TEXT, *SHORT, "--train.lr=4e-3")),
+               TEXT),
     Experiment("overlap", 150, "attention against the true positions, in the setting of R's table 3",
                (*overlap("rebased"), *overlap("based"))),
-    Experiment("rebased_gap", 1300, "what ReBased lacks beside attention without positions", (["rebased_gap.yaml"],),
-               (*TEXT, *SHORT)),
+    Experiment("rows_4096", 300, "rates for rows of 4096 tokens", (["rows_4096_lr.yaml"],), TEXT),
+    Experiment("rebased_gap", 1600, "what ReBased lacks beside attention without positions", (["rebased_gap.yaml"],),
+               TEXT),
     Experiment("mqrar_192", 2000, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
-    Experiment("rebased_kernel", 1300, "the kernel of ReBased, part by part", (["rebased_kernel.yaml"],)),
-    Experiment("rates", 1500, "rates of the 23M models", (["lengths_lr.yaml"],), (*TEXT, *SHORT)),
+    Experiment("rebased_kernel", 1600, "the kernel of ReBased, part by part", (["rebased_kernel_short.yaml"],)),
+    Experiment("rates", 1500, "rates of the 23M models", (["lengths_lr.yaml"],), TEXT),
     Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
-        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],)),
+        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],),
+               ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])),
 )
 
 
@@ -117,11 +115,12 @@ def words_of(experiment, command, sbtrain, arguments):
 
     first, rest = command[0], [meant(word) for word in command[1:]]
     options = [*map(meant, experiment.options), *arguments.options]
+    jobs = ["--jobs", str(arguments.jobs)] if arguments.jobs and experiment.small else []
     if first.endswith(".sh"):
-        return [ROOT / "scripts" / first, *rest, *(["--", *options] if options else [])]
+        return [ROOT / "scripts" / first, *rest, *jobs, *(["--", *options] if options else [])]
     if first.endswith(".yaml"):
         keys = (word for option in options for word in ("--set", option.removeprefix("--")))
-        return [sbtrain, "sweep", ROOT / "configs/sweeps" / first, "--out", arguments.out / experiment.name, *keys]
+        return [sbtrain, "sweep", ROOT / "configs/sweeps" / first, "--out", arguments.out / experiment.name, *jobs, *keys]
     if rest[0] == "eval":  # on the device of the training
         options = [option for option in options if option.startswith("--device=")]
     return [sbtrain, *rest, *options]
@@ -200,6 +199,7 @@ def parse_arguments():
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; all, in the order of --list, unless given")
     parser.add_argument("--out", type=Path, default=ROOT / "runs/reproduced")
     parser.add_argument("--corpus", type=Path, default=ROOT / "corpus/packages")
+    parser.add_argument("--jobs", type=int, metavar="N")
     parser.add_argument("--limit", type=float, metavar="SECONDS")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--pack", type=Path, metavar="FILE")

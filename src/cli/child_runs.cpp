@@ -77,10 +77,6 @@ pid_t start_child(const Words& arguments, const Words& environment, int output) 
 }  // namespace
 
 std::vector<ChildSlot> make_slots(int jobs, int gpus, const std::string& visible, int processors) {
-  if (gpus > 0 && jobs > gpus) {
-    fail(ExitCode::kUsage, "--jobs {}: this machine has {} GPU{}, and a run needs one for itself",
-         jobs, gpus, gpus == 1 ? "" : "s");
-  }
   const int count = jobs > 0 ? jobs : std::max(gpus, 1);
   std::vector<ChildSlot> slots(static_cast<size_t>(count));
   if (count == 1) return slots;
@@ -90,10 +86,14 @@ std::vector<ChildSlot> make_slots(int jobs, int gpus, const std::string& visible
   for (int gpu = static_cast<int>(names.size()); gpu < gpus; ++gpu) {
     names.push_back(std::to_string(gpu));
   }
+  const int share = gpus / count;
   for (int n = 0; n < count; ++n) {
-    const int share = gpus / count;
-    const auto first = names.begin() + n * share;
-    slots[n].gpus = fmt::format("{}", fmt::join(first, first + share, ","));
+    if (share == 0 && gpus > 0) {
+      slots[n].gpus = names[static_cast<size_t>(n % gpus)];
+    } else {
+      const auto first = names.begin() + n * share;
+      slots[n].gpus = fmt::format("{}", fmt::join(first, first + share, ","));
+    }
     // Each GPU of a slot has a rank, and all ranks of the slot get this setting.
     slots[n].threads = std::max(1, processors / (count * std::max(share, 1)));
   }

@@ -20,8 +20,8 @@ struct ChildSlot {
 
 // Slots for `jobs` children at a time on a machine with `gpus` visible GPUs (0: the CPU) and
 // `processors`. jobs = 0: one for each GPU, and one on the CPU. `visible` is CUDA_VISIBLE_DEVICES,
-// or empty. GPUs that cannot be shared out evenly stay idle; a single child sees all. Throws
-// ExitCode::kUsage for more jobs than GPUs.
+// or empty. GPUs that cannot be shared out evenly stay idle; a single child sees all; of more jobs
+// than GPUs, several have the same one.
 std::vector<ChildSlot> make_slots(int jobs, int gpus, const std::string& visible, int processors);
 
 class ChildRuns {

@@ -260,8 +260,8 @@ void add_sweep(Command app, Action& action) {
       .allow_extra_args(false);
   command
       .add_option("--jobs", options->jobs,
-                  "Runs at a time, which share the machine's GPUs evenly; default: one for each "
-                  "GPU, one on the CPU")
+                  "Runs at a time, which share the machine's GPUs evenly, several on each if there "
+                  "are more runs than GPUs; default: one for each GPU, one on the CPU")
       .check(whole_numbers(1, 1024));
   command.add_flag("--list", options->list, "Print the command of each run, and stop");
   command.add_flag("--all", options->all,

@@ -192,8 +192,9 @@ class Experiments(Checkout):
 
         model = self.folder / "configs/lengths_sb_norm.yaml"
         model.write_text(model.read_text() + "nonsense: 1\n")
-        done = self.reproduce("lengths", "gate_penalty", *few, code=3)
+        done = self.reproduce("--jobs", "2", "lengths", "gate_penalty", *few, code=3)
         self.assertIn("reproduce: lengths failed with exit code 3", done)
+        self.assertRegex(done, r"lengths: seed-2/sb_norm begins \(its output: ")  # as those beside another do
         self.assertIn("reproduce: gate_penalty is done after", done)
         self.assertTrue((self.out / "gate_penalty/sweep.json").is_file())
 

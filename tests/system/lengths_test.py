@@ -120,6 +120,10 @@ class Lengths(Script):
                  for call in calls if call[0] == "train"}
         self.assertEqual(rates, {"sb": ["--train.lr=4e-3"], "sb_bias": ["--train.lr=1e-3"], "rope": []})
         self.assertEqual(self.run_script("--rates", "4e-3", "sb", code=2), [])
+        calls = self.run_script("--lengths", "512", "coca_strict", "none", "alibi")
+        rates = {Path(call[4]).name: [word for word in call if word.startswith("--train.lr")]
+                 for call in calls if call[0] == "train"}
+        self.assertEqual(rates, {"coca_strict": ["--train.lr=2e-3"], "none": ["--train.lr=2e-3"], "alibi": []})
 
     def gpus_of_jobs(self, *arguments, **more):
         """The GPUs of all calls, and of how many jobs the script says so."""
@@ -128,13 +132,13 @@ class Lengths(Script):
         self.run_script("--lengths", "512", "--seeds", "1,2,3,4", *arguments, "alibi", **more)
         return set((self.folder / "calls.gpus").read_text().split("\n")[:-1])
 
-    def test_every_job_has_gpus_of_its_own(self):
+    def test_jobs_share_the_gpus(self):
         self.assertEqual(self.gpus_of_jobs(gpus="4,GPU-a,7"), {"4", "GPU-a", "7"})
         self.assertRegex(self.output, r"seed-1/alibi begins on GPU 4 (?s:.*)seed-3/alibi begins on GPU 7 ")
         self.assertEqual(self.gpus_of_jobs("--jobs", "2", gpus="0,1,2,3"), {"0,1", "2,3"})
         self.assertEqual(self.gpus_of_jobs("--jobs", "1", gpus="0,1"), {"0,1"})
-        self.run_script("--jobs", "3", "alibi", gpus="0,1", code=2)
-        self.assertIn("--jobs 3: 2 GPUs are visible", self.output)
+        self.assertEqual(self.gpus_of_jobs("--jobs", "4", gpus="5,7"), {"5", "7"})
+        self.assertRegex(self.output, r"seed-1/alibi begins on GPU 5 (?s:.*)seed-4/alibi begins on GPU 7 ")
         command = self.folder / "nvidia-smi"
         self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
         os.environ["PATH"] = f"{self.folder}:{os.environ['PATH']}"
@@ -166,7 +170,7 @@ class Needles(Script):
         self.assertEqual(calls[2][2:4], [f"{out}/passkey.jsonl", f"{out}/niah.jsonl"])
         trained = [call[1:] for call in calls if call[0] == "train"]
         self.assertEqual(trained, [["--config", f"{out}/{model}-{seed}.yaml", "--out", f"{out}/{model}-{seed}",
-                                    f"--seed={seed}", "--device=cpu"] for model in ("sb", "rope") for seed in (1, 2)])
+                                    f"--seed={seed}", "--train.lr=2e-3", "--device=cpu"] for model in ("sb", "rope") for seed in (1, 2)])
         config = (out / "rope-2.yaml").read_text()
         self.assertIn(f"include: {self.folder}/configs/lengths_rope.yaml\n", config)
         self.assertIn("length: 50 steps\n    schedule: {type: constant, warmup: 10 steps}\n", config)

@@ -202,7 +202,8 @@ TEST(Slots, ShareGpusEvenly) {
   EXPECT_EQ(gpus_of(make_slots(0, 2, "5,GPU-8a", 8)), (Gpus{"5", "GPU-8a"}));
   EXPECT_EQ(gpus_of(make_slots(1, 4, "4,5,6,7", 8)), (Gpus{""}));
   EXPECT_EQ(gpus_of(make_slots(0, 1, "", 8)), (Gpus{""}));
-  EXPECT_THROW(make_slots(3, 2, "", 8), Error);
+  EXPECT_EQ(gpus_of(make_slots(3, 2, "", 8)), (Gpus{"0", "1", "0"}));
+  EXPECT_EQ(gpus_of(make_slots(2, 1, "7", 8)), (Gpus{"7", "7"}));
 }
 
 TEST(Slots, ShareProcessors) {
@@ -212,6 +213,7 @@ TEST(Slots, ShareProcessors) {
   EXPECT_EQ(make_slots(3, 0, "", 8)[2].threads, 2);
   EXPECT_EQ(make_slots(3, 0, "", 2)[2].threads, 1);
   EXPECT_EQ(make_slots(3, 0, "", 8)[2].gpus, "");
+  EXPECT_EQ(make_slots(4, 2, "", 8)[3].threads, 2);
   EXPECT_EQ(make_slots(2, 4, "", 8)[0].threads, 2);  // for each of the two ranks of a slot
 }
 
@@ -230,7 +232,7 @@ TEST(Sweep, ShippedSweepsNameRunsThatLoad) {
     }
   }
   EXPECT_EQ(count, 2 * 6 * 4 + 2 * 3 * 2 + 2 * 4 * 2 + 2 * 2 * 2 + 6 * 6 + 3 * 3 * 4 + 3 * 3 +
-                       5 * 3 * 4 * 4 + 5 + 2 * 3 + 8 * 4 + 8 * 4 * 4);
+                       5 * 3 * 4 * 4 + 5 + 2 * 3 + 8 * 5 + 8 * 4 * 4 + 8 * 4 * 2 + 2 * 5);
 }
 
 }  // namespace
