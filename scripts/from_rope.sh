@@ -55,7 +55,9 @@ for run in turned:
 PYTHON
 echo "from_rope: $out/from_rope.md"
 if can_draw scripts/plot_loss.py; then
-  top=$(awk 'NR == 1 {print $5 + 1.5}' "$out/from_rope.md") # of the original's first losses the plot has no room
+  # Of the original's first losses the plot has no room.
+  top=$("$python" -c 'import json, sys; print(json.loads(open(sys.argv[1]).readline())["validation"]["loss"][-1] + 1.5)' \
+    "$out/results.jsonl")
   "$python" scripts/plot_loss.py --labels "$labels" --top "$top" --title "Rotary positions turned into stick-breaking" \
     "${runs[@]}" -o "$out/from_rope.png"
 fi

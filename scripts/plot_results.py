@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from plot_lengths import draw_line, end_of, exits, set_lengths
-from plotting import (COLOURS, MARKERS, Line, PlotError, label_ends, load_pyplot, save, set_title, style_axes)
+from plotting import (COLOURS, INK, MARKERS, Line, PlotError, label_ends, load_pyplot, save, set_title, style_axes)
 
 ROOT = Path(__file__).resolve().parent.parent
 GREY = "#b4bac2"
@@ -24,10 +24,9 @@ STICK = "stick-breaking"
 NTK = "RoPE, dynamic NTK at evaluation"
 WINDOW = "RoPE in a window of 256"
 COLOUR = {STICK: COLOURS[0], "RoPE": COLOURS[8], NTK: COLOURS[1], "ALiBi": COLOURS[2], "FIRE": COLOURS[6],
-          WINDOW: COLOURS[3], "CoCA": COLOURS[11], "no position": COLOURS[5], "ReBased": COLOURS[10],
-          "ReBased and short convolutions in turns": COLOURS[4],
-          "stick-breaking, remainder to a learned vector": COLOURS[9],
-          "stick-breaking, remainder to the own value": COLOURS[7]}
+          WINDOW: COLOURS[3], "CoCA": COLOURS[11], "CoCA, dynamic NTK at evaluation": COLOURS[9],
+          "CoCA, strict": COLOURS[7], "CoCA, strict, dynamic NTK at evaluation": INK, "no position": COLOURS[5],
+          "ReBased": COLOURS[10], "ReBased and short convolutions in turns": COLOURS[4]}
 
 
 def cells_of(line):
@@ -82,15 +81,14 @@ def digest(tables):
 # ---- Lengths ----------------------------------------------------------------------------------
 
 SEEDS = "Three seeds"
-TUNED = "Tuned learning rates"
 RECALL = "Repeated associative recall, MQRAR (after P, figure 3)"
 BANDS = "bands: standard deviation of three seeds; dashed: as trained"
 
 
 def draw_claim(tables, output):
-    """What the README says: RoPE's rise, the fall with stick-breaking, and who is how close to it."""
+    """What the README says: RoPE's rise in longer windows, and what more context is worth on the same targets."""
     plt = load_pyplot()
-    figure, (axes, close) = plt.subplots(1, 2, figsize=(12.4, 5.0), width_ratios=[1.35, 1], constrained_layout=True)
+    figure, (axes, close) = plt.subplots(1, 2, figsize=(12.4, 5.0), width_ratios=[1.25, 1], constrained_layout=True)
     strong = (STICK, "RoPE")
     ends, close_ends = [], []
     for panel in (axes, close):
@@ -103,18 +101,19 @@ def draw_claim(tables, output):
             ends.append((*end_of(line, None), colour, name in strong))
         else:
             axes.plot(line.x, line.mean, color=GREY, linewidth=1.1, zorder=1)
-        if name in (*strong, WINDOW, "ALiBi"):
-            draw_line(close, line, colour, name in strong, "o")
-            if name != "RoPE":
-                close_ends.append((*end_of(line, None), colour, name in strong))
-    axes.set_ylim(2.5, 5.7)
+    for line in tables[1].numbers():
+        if line.label in (*strong, WINDOW, "ALiBi"):
+            draw_line(close, line, COLOUR[line.label], line.label in strong, "o")
+            if line.label != "RoPE":
+                close_ends.append((*end_of(line, None), COLOUR[line.label], line.label in strong))
+    axes.set_ylim(1.9, 5.4)
     axes.set_ylabel("loss on held-out text (nats per token)")
     axes.text(0.985, 0.985, "grey: the other models of the table", transform=axes.transAxes, ha="right", va="top",
               fontsize=8, color="#6b7280")
-    set_title(axes, "Trained at 512 tokens: RoPE's loss rises, stick-breaking's falls")
-    close.text(660, 3.02, "RoPE", fontsize=9, color=COLOUR["RoPE"], fontweight="bold")
-    close.set_ylim(2.6, 3.05)
-    set_title(close, "The lowest, enlarged")
+    set_title(axes, "Trained at 512 tokens: windows of that length and longer")
+    close.text(560, 2.385, "RoPE", fontsize=9, color=COLOUR["RoPE"], fontweight="bold")
+    close.set_ylim(1.95, 2.4)
+    set_title(close, "The same targets with more and more context")
     figure.supxlabel(f"tokens in the window ({BANDS})", fontsize=9)
     label_ends(figure, axes, ends)
     label_ends(figure, close, close_ends)
@@ -148,27 +147,24 @@ def draw_lengths(tables, output, title, what, top):
 
 
 def draw_needles(tables, output):
-    """Single needles as means of three seeds; among many needles every seed has a line."""
+    """A panel for each task, a line for each model."""
     plt = load_pyplot()
     figure, panels = plt.subplots(1, 3, figsize=(13.6, 5.0))
-    titles = ("passkey", "niah_single_1", "niah_multikey_2, each seed")
+    titles = ("passkey", "niah_single_1", "niah_multikey_2")
     for axes, table, title in zip(panels, tables, titles):
         set_lengths(axes, [int(c) for c in table.columns], [512])
         axes.set_xticks(axes.get_xticks(), axes.get_xticklabels(), rotation=45)
         axes.set_ylim(-0.03, 1.03)
         axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
-        model = ""
         for line in table.numbers():
-            if not line.label.startswith("seed"):
-                model = re.sub(r", (seed 1|every seed)$", "", line.label)
-                model = {"RoPE, dynamic NTK": NTK}.get(model, model)
+            model = line.label
             axes.fill_between(line.x, [max(0, v) for v in line.low], [min(1, v) for v in line.high],
                               color=COLOUR[model], alpha=0.15, linewidth=0)
             axes.plot(line.x, line.mean, color=COLOUR[model], linewidth=2.8 if model == STICK else 1.4,
                       zorder=5 if model == STICK else 2, marker="o", markersize=3.5, markerfacecolor="white",
                       label=model)
     panels[0].set_ylabel("share of prompts answered")
-    panels[1].set_xlabel("tokens of prompt and answer (bands: standard deviation of three seeds; dashed: as trained)")
+    panels[1].set_xlabel("tokens of prompt and answer (bands: standard deviation over seeds; dashed: as trained)")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.005, 0.945), ncol=5,
                   frameon=False, fontsize=9)
     figure.suptitle("Needles in texts longer than trained", x=0.012, ha="left", fontsize=12, fontweight="bold")
@@ -240,18 +236,16 @@ RATES = {"softmax attention": ("softmax attention", COLOURS[5], "-"), "Based": (
 
 # name: (heading, which of its tables, how they are drawn)
 PICTURES = {
-    "lengths": (SEEDS, slice(0, 1), draw_claim),
+    "lengths": (SEEDS, slice(0, 2), draw_claim),
     "lengths_seeds": (SEEDS, slice(0, 1), lambda tables, output: draw_lengths(
-        tables, output, "Loss beyond the trained length, three seeds", "loss (nats per token)", 5.7)),
+        tables, output, "Loss beyond the trained length, three seeds", "loss (nats per token)", 5.3)),
     "lengths_same": (SEEDS, slice(1, 2), lambda tables, output: draw_lengths(
-        tables, output, "The same 5,632 targets with more and more context, three seeds",
-        "loss of the same targets (nats per token)", 6.1)),
-    "lengths_tuned": (TUNED, slice(1, 2), lambda tables, output: draw_lengths(
-        tables, output, "Each with its best learning rate, three seeds", "loss (nats per token)", 6.1)),
+        tables, output, "The same targets with more and more context, three seeds",
+        "loss of the same targets (nats per token)", 5.4)),
     "needles": ("Needles beyond the trained length", slice(0, 3), draw_needles),
     "skip": ("Skipping keys", slice(0, 1), draw_skip),
     "mqrar": (RECALL, slice(0, 2), lambda tables, output: draw_accuracy(
-        tables, PAIRS, "MQRAR: stick-breaking solves 192 pairs, RoPE does not", "pairs of key and value", False,
+        tables, PAIRS, "MQRAR in 8 to 32 epochs", "pairs of key and value", False,
         output)),
     "mqar": ("Associative recall, MQAR (after R)", slice(0, 1), lambda tables, output: draw_accuracy(
         tables, RATES, "MQAR, 64 pairs in 256 tokens", "learning rate", True, output)),

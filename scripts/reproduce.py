@@ -69,7 +69,7 @@ def overlap(model):
 EXPERIMENTS = (
     Experiment("lengths", 3200, "loss by length of 23 models, three seeds", (
         ["lengths.sh", "--out", "$OUT/lengths", "--corpus", "$CORPUS", "--seeds", "1,2,3", *LENGTHS],)),
-    Experiment("needles", 2800, "needles in texts 16 times as long as trained with; stick-breaking with five seeds", (
+    Experiment("needles", 2000, "needles in texts 16 times as long as trained with; stick-breaking with five seeds", (
         ["needles.sh", "--out", "$OUT/needles", "--corpus", "$CORPUS", "--seeds", "1,2,3", "sb", "rope", "alibi", "window",
          "coca", "coca_strict"],
         ["needles.sh", "--out", "$OUT/needles_more", "--corpus", "$CORPUS", "--seeds", "4,5", "sb"])),
