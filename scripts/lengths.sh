@@ -134,6 +134,7 @@ files=()
 same=()
 benefits=()
 labels=
+against=()
 for result in "${results[@]}"; do
   for folder in "${folders[@]}"; do
     name=$folder/${result%%=*}
@@ -142,11 +143,10 @@ for result in "${results[@]}"; do
     same+=("${name}_same.json")
     benefits+=("${name}_benefit.json")
     labels=$labels,${result#*=}
+    [ "${result%%=*}" != sb ] || against=(--against stick-breaking)
   done
 done
 if [ ${#files[@]} -gt 0 ]; then
-  against=()
-  case ,$labels, in *",stick-breaking,"*) against=(--against stick-breaking) ;; esac
   all=(--labels "${labels#,}$labels$labels" "${files[@]}" "${same[@]}" "${benefits[@]}")
   "$python" scripts/tables.py --bootstrap 1000 "${against[@]}" "${all[@]}" >"$out/tables.md"
   "$python" scripts/collect_results.py "${all[@]}" -o "$out/results.jsonl"

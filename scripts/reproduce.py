@@ -13,7 +13,7 @@ before which the runs save; its exit code is 85. If an experiment fails, the oth
 the first one that has. The text is that of --corpus, by default corpus/packages (docs/corpus.md).
 
 --pack FILE puts results, curves and logs into an archive, by their names in OUT. Unpacked into an OUT elsewhere, they
-count as done there. long and from_rope go on from weights of lengths, which the archive lacks: give them an OUT of their
+count as done there. long, from_rope and skip use weights of lengths, which the archive lacks: give them an OUT of their
 own, in which lengths runs anew.
 
 --jobs N is the number of runs at a time, where they are small: of more than there are GPUs, several share one. What
@@ -23,6 +23,7 @@ another python3 for tables and figures.
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import signal
@@ -49,8 +50,9 @@ LENGTHS = """sb rope alibi window coca coca_strict fire none window_128 window_5
 
 @dataclass(frozen=True)
 class Experiment:
-    """Commands, each a list of words of which the first is a script of this folder, a file of configs/sweeps, or SBTRAIN.
-    `options` go to their trainings. $OUT and $CORPUS stand for the folders of a call."""
+    """Commands, each a list of words of which the first is a script of this folder, a file of configs/sweeps, or SBTRAIN;
+    a last word that begins with > is the file for what it prints. `options` go to trainings. $OUT and $CORPUS stand for the
+    folders of a call."""
 
     name: str
     seconds: int  # on one H200, an estimate
@@ -63,7 +65,8 @@ class Experiment:
 def overlap(model):
     run = f"$OUT/overlap/{model}"
     return (["SBTRAIN", "train", "--config", f"configs/overlap_{model}.yaml", "--out", run, "--train.gpus=1"],
-            ["SBTRAIN", "eval", "--checkpoint", run, "--task-positions", "10000", "--json", f"$OUT/overlap/{model}.json"])
+            ["SBTRAIN", "eval", "--checkpoint", run, "--task-positions", "10000", "--json", "-",
+             f">$OUT/overlap/{model}.json"])
 
 
 EXPERIMENTS = (
@@ -87,11 +90,21 @@ EXPERIMENTS = (
                TEXT),
     Experiment("overlap", 150, "attention against the true positions, in the setting of R's table 3",
                (*overlap("rebased"), *overlap("based"))),
+    Experiment("skip", 60, "what skipping used-up keys saves", (
+        ["SBTRAIN", "bench", "skip", "--checkpoint", "$OUT/lengths/seed-2/sb", "--data", "$CORPUS/held_out.h5", "--lengths",
+         "512,2048,8192,16384", "--tokens", "16384", "--batches", "8", "--epsilons",
+         "5.9604644775390625e-08,1e-4,1e-3,1e-2,1e-1", "--json", ">$OUT/skip/skip.jsonl"],), small=False),
     Experiment("rows_4096", 300, "rates for rows of 4096 tokens", (["rows_4096_lr.yaml"],), TEXT),
     Experiment("rebased_gap", 1600, "what ReBased lacks beside attention without positions", (["rebased_gap.yaml"],),
                TEXT),
     Experiment("mqrar_192", 2000, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
     Experiment("rebased_kernel", 1600, "the kernel of ReBased, part by part", (["rebased_kernel_short.yaml"],)),
+    *(Experiment(name, seconds, f"{what}, one seed", ([f"{name}.yaml"],)) for name, seconds, what in (
+        ("mqrar_short", 500, "repeated associative recall with two heads"),
+        ("mqrar_head", 900, "the same with one head"),
+        ("mqar_short", 300, "associative recall in 256 tokens"),
+        ("mqar_512_short", 150, "the same in 512 tokens"),
+        ("mqar_1024_short", 200, "the same in 1024 tokens"))),
     Experiment("rates", 1500, "rates of the 23M models", (["lengths_lr.yaml"],), TEXT),
     Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
         ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],),
@@ -121,9 +134,16 @@ def words_of(experiment, command, sbtrain, arguments):
     if first.endswith(".yaml"):
         keys = (word for option in options for word in ("--set", option.removeprefix("--")))
         return [sbtrain, "sweep", ROOT / "configs/sweeps" / first, "--out", arguments.out / experiment.name, *jobs, *keys]
-    if rest[0] == "eval":  # on the device of the training
+    if rest[0] != "train":  # on the device of the training
         options = [option for option in options if option.startswith("--device=")]
-    return [sbtrain, *rest, *options]
+    output = [rest.pop()] if rest[-1].startswith(">") else []
+    return [sbtrain, *rest, *options, *output]
+
+
+def is_complete(run):
+    """As is_complete of scripts/experiment.sh: of a run from elsewhere the weights may be missing."""
+    status = run / "status.json"
+    return status.is_file() and json.loads(status.read_text(encoding="utf-8")).get("state") == "complete"
 
 
 class Runner:
@@ -143,7 +163,24 @@ class Runner:
 
     def call(self, words):
         """The exit code of a command; what it starts hears of a stop through it."""
-        process = subprocess.Popen(list(map(str, words)), cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True,
+        words = list(map(str, words))
+        if words[1] == "train" and is_complete(Path(words[words.index("--out") + 1])):
+            return 0
+        if not words[-1].startswith(">"):
+            return self.wait(words)
+        result = Path(words.pop()[1:])
+        if result.exists():
+            return 0
+        result.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = result.with_name(result.name + ".part")  # a file by its name is whole
+        with open(unfinished, "w", encoding="utf-8") as file:
+            code = self.wait(words, file)
+        if code == 0:
+            unfinished.rename(result)
+        return code
+
+    def wait(self, words, output=None):
+        process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, start_new_session=True,
                                    env={**os.environ, "SBTRAIN": self.sbtrain})
         asked = None
         while True:

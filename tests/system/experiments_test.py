@@ -198,6 +198,16 @@ class Experiments(Checkout):
         self.assertIn("reproduce: gate_penalty is done after", done)
         self.assertTrue((self.out / "gate_penalty/sweep.json").is_file())
 
+        model.write_text(model.read_text().replace("nonsense: 1\n", ""))
+        script.write_text(script.read_text().replace("seed-2/sb\"", "seed-2/sb_norm\"").replace("512,2048,8192,16384", "256")
+                          .replace('"16384", "--batches", "8"', '"256", "--batches", "1"'))
+        self.reproduce("lengths", "skip", *few)
+        kept = self.out / "skip/skip.jsonl"
+        self.assertEqual({json.loads(line)["length"] for line in kept.read_text().splitlines()}, {256})
+        (self.out / "skip/skip.jsonl").write_text("kept\n")
+        self.reproduce("skip", *few)
+        self.assertEqual(kept.read_text(), "kept\n")
+
         archive, other = self.folder / "kept.tar.gz", self.folder / "other"
         self.assertIn("kept.tar.gz: ", self.reproduce("--pack", archive))
         shutil.unpack_archive(archive, other)
