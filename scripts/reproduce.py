@@ -72,11 +72,11 @@ def overlap(model):
 EXPERIMENTS = (
     Experiment("lengths", 3200, "loss by length of 23 models, three seeds", (
         ["lengths.sh", "--out", "$OUT/lengths", "--corpus", "$CORPUS", "--seeds", "1,2,3", *LENGTHS],)),
-    Experiment("needles", 2000, "needles in texts 16 times as long as trained with; stick-breaking with five seeds", (
+    Experiment("needles", 1500, "needles in texts 16 times as long as trained with; stick-breaking with five seeds", (
         ["needles.sh", "--out", "$OUT/needles", "--corpus", "$CORPUS", "--seeds", "1,2,3", "sb", "rope", "alibi", "window",
          "coca", "coca_strict"],
         ["needles.sh", "--out", "$OUT/needles_more", "--corpus", "$CORPUS", "--seeds", "4,5", "sb"])),
-    Experiment("needles_vt", 600, "variable tracking among the needles", (
+    Experiment("needles_vt", 500, "variable tracking among the needles", (
         ["needles.sh", "--out", "$OUT/needles_vt", "--corpus", "$CORPUS", "--seeds", "1,2,3", "--row", "1024", "--tasks",
          "passkey,vt", "sb", "rope"],)),
     Experiment("pair_350m", 3600, "stick-breaking against RoPE at 350M parameters", (
@@ -97,7 +97,7 @@ EXPERIMENTS = (
     Experiment("rows_4096", 300, "rates for rows of 4096 tokens", (["rows_4096_lr.yaml"],), TEXT),
     Experiment("rebased_gap", 1600, "what ReBased lacks beside attention without positions", (["rebased_gap.yaml"],),
                TEXT),
-    Experiment("mqrar_192", 2000, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
+    Experiment("mqrar_192", 900, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
     Experiment("rebased_kernel", 1600, "the kernel of ReBased, part by part", (["rebased_kernel_short.yaml"],)),
     *(Experiment(name, seconds, f"{what}, one seed", ([f"{name}.yaml"],)) for name, seconds, what in (
         ("mqrar_short", 500, "repeated associative recall with two heads"),
@@ -105,7 +105,7 @@ EXPERIMENTS = (
         ("mqar_short", 300, "associative recall in 256 tokens"),
         ("mqar_512_short", 150, "the same in 512 tokens"),
         ("mqar_1024_short", 200, "the same in 1024 tokens"))),
-    Experiment("rates", 1500, "rates of the 23M models", (["lengths_lr.yaml"],), TEXT),
+    Experiment("rates", 1600, "rates of the 23M models", (["lengths_lr.yaml"],), TEXT),
     Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
         ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],),
                ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])),
