@@ -136,8 +136,8 @@ evaluate() { # evaluate RESULT RUN OPTIONS...
 
 # A job is a function of the script that runs in a process of its own, several at a time: values[jobs] of them, which
 # share the visible GPUs evenly, several on each where there are more jobs than GPUs, or without the option one for each
-# GPU. A job that fails does not keep the others from
-# running. Of SIGTERM and Ctrl-C the trainings hear, which save; the script then ends with exit code 85, as they do.
+# GPU. A job that fails does not keep the others from running. Of SIGTERM and Ctrl-C the trainings hear, which save; the
+# script then ends with exit code 85, as they do.
 slots=()                                       # the GPUs of each slot, as CUDA_VISIBLE_DEVICES; "" means as they are
 declare -A name_of=() log_of=() slot_of=() began=() # of the jobs that run, by process
 failure=0 failed="" stopped=""

@@ -10,13 +10,14 @@
 #
 # MODEL is the part of the file's name after lengths_. A model is trained on plain text, with a constant rate, and then
 # on text and on samples of passkey, niah_single_1 and niah_multikey_2 in turns (sbtrain data tasks, with another seed
-# than the evaluation's), with rates of 2e-3 unless --rates gives others. --tasks names others of passkey, niah_single_1, niah_multikey_2 and vt; vt, whose prompt
-# begins with a solved example of 500 tokens, needs rows of 1024 (--row; default: 512, a step has 65536 tokens in any
-# case). Models with rotary positions are asked with dynamic NTK too. DIR (default: runs/needles) gets a run folder and
-# MODEL-SEED.json for each model and seed (default: 1), tasks.md and tasks.png, and all results in one file,
-# results.jsonl. Jobs, results that exist, interruptions and --corpus are as in scripts/lengths.sh, which has to have
-# fetched the texts of corpus/lengths. --samples (1500) are the samples of each task and length to train on, --asked
-# (100) the prompts. The variable SBTRAIN names a program to use instead of the release build's, PYTHON another python3.
+# than the evaluation's), at a rate of 2e-3 unless --rates gives others. --tasks names others of passkey, niah_single_1,
+# niah_multikey_2 and vt; vt, whose prompt begins with a solved example of 500 tokens, needs rows of 1024 (--row;
+# default: 512, a step has 65536 tokens in any case). Models with rotary positions are asked with dynamic NTK too. DIR
+# (default: runs/needles) gets a run folder and MODEL-SEED.json for each model and seed (default: 1), tasks.md and
+# tasks.png, and all results in one file, results.jsonl. Jobs, results that exist, interruptions and --corpus are as in
+# scripts/lengths.sh, which has to have fetched the texts of corpus/lengths. --samples (1500) are the samples of each
+# task and length to train on, --asked (100) the prompts. The variable SBTRAIN names a program to use instead of the
+# release build's, PYTHON another python3.
 # shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
