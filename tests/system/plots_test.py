@@ -130,6 +130,50 @@ class Results(unittest.TestCase):
         with self.assertRaises(plot_results.PlotError):
             plot_results.tables_below(page, "B")
 
+    # What a table of the page shows: (heading, which table, the title of that of tables.py, columns; none: all).
+    WINDOWS, SAME = "token), windows, by length", "token), the last 256 tokens of the longest windows, by length"
+    AGAINST = [(WINDOWS, "512"), (WINDOWS, "4096"), (WINDOWS, "16384"), (SAME, "4096"), (SAME, "16384")]
+    RAW = {
+        "lengths_23m": [("Three seeds", 0, WINDOWS), ("Three seeds", 1, SAME), ("Three seeds", 2, None),
+                        ("Variants of stick-breaking", 0, WINDOWS), ("Variants of stick-breaking", 1, SAME),
+                        ("Variants of stick-breaking", 2, None), ("Windows", 0, WINDOWS), ("Windows", 1, SAME),
+                        ("FIRE's threshold", 0, WINDOWS), ("Longer rows", 0, WINDOWS), ("Longer rows", 1, SAME)],
+        "needles_23m": [("Needles beyond the trained length", n, task) for n, task in enumerate(
+            ("Score of passkey", "Score of niah_single_1", "Score of niah_multikey_2"))],
+        "needles_vt_23m": [("Needles beyond the trained length", 3, "Score of vt")],
+    }
+
+    def tables_of(self, name):
+        """{title: table} of the raw lines of docs/results."""
+        command = [sys.executable, SCRIPTS / "tables.py", SCRIPTS.parent / f"docs/results/{name}.jsonl"]
+        if name.startswith("lengths"):
+            command += ["--bootstrap", "1000", "--against", "stick-breaking"]
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        parts = text.strip().split("\n\n")
+        return {title: plot_results.Table(table.splitlines()) for title, table in zip(parts[::2], parts[1::2])}
+
+    def column(self, tables, what, column, against):
+        """{label: cell} of the table whose title has `what`."""
+        titles = [t for t in tables if what in t and ("minus that of" in t) == against and
+                  (against or "interval" not in t)]
+        self.assertEqual(len(titles), 1, (what, list(tables)))
+        table = tables[titles[0]]
+        at = table.columns.index(column)
+        return {label: cells[at].replace(" \u00b1 0.00", "") if "Score" in what else cells[at] for label, cells in table.rows}
+
+    def test_tables_are_those_of_the_raw_lines(self):
+        for name, shown in self.RAW.items():
+            raw = self.tables_of(name)
+            for heading, n, what in shown:
+                table = plot_results.tables_below(self.PAGE, heading)[n]
+                places = [(what, column) for column in table.columns] if what else self.AGAINST
+                self.assertEqual(len(places), len(table.columns))
+                for i, (title, column) in enumerate(places):
+                    cells = self.column(raw, title, column, against=what is None)
+                    for label, row in table.rows:
+                        expected = cells.get(label) or cells[f"stick-breaking, {label}"]
+                        self.assertEqual(row[i], expected, f"docs/results.md, {heading}: {label}, {column}")
+
     def test_every_model_has_a_colour_of_its_own(self):
         self.assertEqual(len(set(plot_results.COLOUR.values())), len(plot_results.COLOUR))
         self.assertEqual(len(set(COLOURS)), len(COLOURS))
