@@ -1,5 +1,4 @@
-// Filling, copying, adding and comparing matrices of `rows` x `cols` (ops/memory.h). Source:
-// memory.cu.
+// Filling, copying and adding matrices of `rows` x `cols` (ops/memory.h). Source: memory.cu.
 #pragma once
 
 #include "kernels/types.h"
@@ -34,18 +33,9 @@ struct SumParts {
   int64_t rows, cols;
   bool add;
 };
-// Adds to *sum a number of all bits of a matrix and of their places, modulo 2^64, so that in any
-// order of addition it is the same. f32 or bf16.
-struct Checksum {
-  uint64_t* sum;
-  Matrix<const void> x;
-  Type type;
-  int64_t rows, cols;
-};
 void launch(cudaStream_t stream, const Fill& p);
 void launch(cudaStream_t stream, const Copy& p);
 void launch(cudaStream_t stream, const Add& p);
 void launch(cudaStream_t stream, const SumParts& p);
-void launch(cudaStream_t stream, const Checksum& p);
 
 }  // namespace sbtrain::kernels

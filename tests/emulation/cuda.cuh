@@ -80,7 +80,7 @@ T __shfl_up_sync(unsigned, T x, int distance, int width) {
   return sbtrain::emulation::of_lane(x, lane % width >= distance ? lane - distance : lane);
 }
 template <typename T>
-T __shfl_down_sync(unsigned, T x, int distance, int width) {
+T __shfl_down_sync(unsigned, T x, int distance, int width = 32) {
   const int lane = sbtrain::emulation::lane_index();
   return sbtrain::emulation::of_lane(x, lane % width + distance < width ? lane + distance : lane);
 }
@@ -149,8 +149,9 @@ template <typename T>
 T __ldcg(const T* p) {
   return *p;
 }
-inline int atomicAdd(int* p, int x) {
-  const int before = *p;
+template <typename T>
+T atomicAdd(T* p, T x) {
+  const T before = *p;
   *p += x;
   return before;
 }

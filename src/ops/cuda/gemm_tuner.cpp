@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/log.h"
-#include "kernels/memory.h"
+#include "kernels/checksum.h"
 #include "ops/cuda/context.h"
 
 namespace sbtrain::ops::cuda {
