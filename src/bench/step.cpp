@@ -11,7 +11,6 @@
 #include "bench/timing.h"
 #include "core/device.h"
 #include "core/log.h"
-#include "core/philox.h"
 #include "eval/reach.h"
 #include "model/transformer.h"
 #include "ops/memory.h"
@@ -23,6 +22,7 @@
 #include "train/engines.h"
 #include "train/initial_weights.h"
 #include "train/precision_choice.h"
+#include "train/random_rows.h"
 #include "train/run_data.h"
 
 namespace sbtrain {
@@ -34,24 +34,6 @@ using Clock = std::chrono::steady_clock;
 constexpr double kPeakFlops = 989e12;
 
 constexpr int64_t kProfiledSteps = 8;  // at most
-
-PackedBatch random_batch(const Config& config, int64_t index) {
-  const int64_t L = config.train.sequence_length;
-  const int64_t T = L * config.train.micro_batch;
-  const Philox random(1, RandomPurpose::kTest, "bench", static_cast<uint64_t>(index));
-  const auto token = [&](int64_t t) {
-    return static_cast<int32_t>(random.uniform(t) * static_cast<double>(config.model.vocab));
-  };
-  PackedBatch batch;
-  for (int64_t t = 0; t < T; ++t) {
-    batch.tokens.push_back(token(t));
-    batch.targets.push_back(token(t + 1));
-    batch.positions.push_back(static_cast<int32_t>(t % L));
-  }
-  for (int64_t t = 0; t <= T; t += L) batch.cu_seqlens.push_back(static_cast<int32_t>(t));
-  batch.valid_targets = T;
-  return batch;
-}
 
 // Of each step, this rank's micro-batches of the text that a run would begin with.
 std::vector<std::vector<PackedBatch>> text_of_steps(const Config& config, const Mesh& mesh,
@@ -191,7 +173,7 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
     const int64_t share = config.train.batch / mesh.data_ranks();
     const int64_t first = n * config.train.batch + mesh.data_rank() * share;
     for (int64_t i = 0; i < share; i += config.train.micro_batch) {
-      batches.push_back(random_batch(config, first + i));
+      batches.push_back(random_rows(config.train, config.model, first + i));
     }
     return batches;
   };

@@ -13,6 +13,7 @@
 #include "model/transformer.h"
 #include "ops/memory.h"
 #include "parallel/mesh.h"
+#include "train/random_rows.h"
 #include "train/run_folder.h"
 #include "train/step.h"
 
@@ -40,22 +41,6 @@ Config timed_config(const Config& config, int ranks) {
   return timed;
 }
 
-PackedBatch rows_of_one_token(const Config& config) {
-  PackedBatch batch;
-  const int64_t tokens = config.train.micro_batch * config.train.sequence_length;
-  batch.valid_targets = tokens;
-  batch.cu_seqlens = {0};
-  for (int64_t t = 0; t < tokens; ++t) {
-    batch.tokens.push_back(static_cast<int32_t>(t % config.model.vocab));
-    batch.targets.push_back(static_cast<int32_t>((t + 1) % config.model.vocab));
-    batch.positions.push_back(static_cast<int32_t>(t % config.train.sequence_length));
-    if ((t + 1) % config.train.sequence_length == 0) {
-      batch.cu_seqlens.push_back(static_cast<int32_t>(t + 1));
-    }
-  }
-  return batch;
-}
-
 // The shortest of some steps.
 double step_seconds(Config config, Backend backend, Precision precision) {
   config.train.precision = precision;
@@ -69,7 +54,7 @@ double step_seconds(Config config, Backend backend, Precision precision) {
   step.tune("", /*remember=*/false);
   const std::vector<PackedBatch> batches(
       static_cast<size_t>(config.train.batch / config.train.micro_batch),
-      rows_of_one_token(config));
+      random_rows(config.train, config.model));
   double shortest = 0;
   for (int n = 0; n < kWarmup + kSteps; ++n) {
     ops::run(stream, ops::Synchronize{});

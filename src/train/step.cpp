@@ -12,6 +12,7 @@
 #include "ops/optimizer.h"
 #include "ops/stream_control.h"
 #include "train/batch_share.h"
+#include "train/random_rows.h"
 
 namespace sbtrain {
 namespace {
@@ -248,22 +249,8 @@ void TrainStep::plan_micro_batches(const BatchTensors& batch, int64_t count) {
 }
 
 std::string TrainStep::tune(const std::string& known, bool remember) {
-  const int64_t length = config_.sequence_length;
-  const int64_t tokens = config_.micro_batch * length;
-  PackedBatch batch;
-  // Of all kinds, as in training: of rows that are alike, sums in any order would be the same.
-  const auto token = [&](int64_t t) {
-    const uint64_t hash = static_cast<uint64_t>(t) * 0x9e3779b97f4a7c15u >> 32;
-    return static_cast<int32_t>(hash % static_cast<uint64_t>(model_.config().vocab));
-  };
-  for (int64_t t = 0; t < tokens; ++t) {
-    batch.tokens.push_back(token(t));
-    batch.targets.push_back(token(t + 1));
-    batch.positions.push_back(static_cast<int32_t>(t % length));
-  }
-  for (int64_t t = 0; t <= tokens; t += length) {
-    batch.cu_seqlens.push_back(static_cast<int32_t>(t));
-  }
+  // Not of one token: of rows that are alike, sums in any order would be the same.
+  const PackedBatch batch = random_rows(config_, model_.config());
   ops::begin_tuning(stream_, known);
   // The first micro-batch overwrites gradients that later ones add to: other products.
   // These are programs of the plan, so that tuning takes no memory of its own.
