@@ -2,6 +2,7 @@
 
 #include "kernels/checksum.h"
 #include "kernels/primitives/dependent_launch.cuh"
+#include "kernels/reduce.cuh"
 
 namespace sbtrain::kernels {
 namespace {
@@ -25,7 +26,7 @@ __global__ void checksum_kernel(uint64_t* sum, Matrix<const Bits> x, int64_t row
     const uint64_t bits = x.row(i / cols)[i % cols];
     own += mixed(static_cast<uint64_t>(i) << 32 ^ bits);
   }
-  for (int lanes = 16; lanes > 0; lanes /= 2) own += __shfl_down_sync(~0u, own, lanes);
+  own = lanes_sum<32>(own);
   if (threadIdx.x % 32 == 0) {
     atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(own));
   }

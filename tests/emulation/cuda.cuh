@@ -80,7 +80,7 @@ T __shfl_up_sync(unsigned, T x, int distance, int width) {
   return sbtrain::emulation::of_lane(x, lane % width >= distance ? lane - distance : lane);
 }
 template <typename T>
-T __shfl_down_sync(unsigned, T x, int distance, int width = 32) {
+T __shfl_down_sync(unsigned, T x, int distance, int width) {
   const int lane = sbtrain::emulation::lane_index();
   return sbtrain::emulation::of_lane(x, lane % width + distance < width ? lane + distance : lane);
 }

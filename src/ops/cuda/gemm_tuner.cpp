@@ -366,8 +366,9 @@ void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan
   for (const cublasLtMatmulAlgo_t& candidate : plan.candidates) {
     if (++count > kCandidates && (!plan.chosen || best > kShort)) break;
     if (plan.run(blas, stream, once, workspace, candidate) != CUBLAS_STATUS_SUCCESS) continue;
-    if (!plan.chosen) bits = checksum.of(g.y);
-    if (plan.chosen && checksum.of(g.y) != bits) continue;
+    const uint64_t these = checksum.of(g.y);
+    if (!plan.chosen) bits = these;
+    if (these != bits) continue;
     const auto run = [&] { plan.run(blas, stream, g, workspace, candidate); };
     float milliseconds = timer.time(kTimedRuns, run);
     if (milliseconds < kShort) {
