@@ -143,24 +143,21 @@ declare -A name_of=() log_of=() slot_of=() began=() # of the jobs that run, by p
 failure=0 failed="" stopped=""
 
 make_slots() {
-  local gpus=() names="" count share n
+  local gpus=() names="" count share first n
   [ "$device" = cpu ] || names=$(python3 scripts/gpus.py)
   [ -z "$names" ] || mapfile -t gpus <<<"$names"
   count=${values[jobs]:-${#gpus[@]}}
   [[ $count =~ ^[0-9]{1,4}$ && ${values[jobs]:-1} != 0 ]] || usage_error "--jobs: '$count' is no number of jobs"
   [ "$count" -gt 0 ] || count=1
-  share=$((${#gpus[@]} / count))
+  share=$((${#gpus[@]} > count ? ${#gpus[@]} / count : 1))
   slots=("")
   [ "$count" -gt 1 ] || return 0
   for ((n = 0; n < count; ++n)); do
-    if [ $share = 0 ] && [ ${#gpus[@]} -gt 0 ]; then
-      slots[n]=${gpus[n % ${#gpus[@]}]}
-    else
-      slots[n]=$(IFS=,; echo "${gpus[*]:n * share:share}")
-    fi
+    first=$((${#gpus[@]} > 0 ? n * share % ${#gpus[@]} : 0))
+    slots[n]=$(IFS=,; echo "${gpus[*]:first:share}")
   done
   # Without this every process would have as many threads as the machine has processors.
-  n=$(($(nproc) / (count * (share > 1 ? share : 1))))
+  n=$(($(nproc) / (count * share)))
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((n > 1 ? n : 1))}"
 }
 

@@ -86,16 +86,14 @@ std::vector<ChildSlot> make_slots(int jobs, int gpus, const std::string& visible
   for (int gpu = static_cast<int>(names.size()); gpu < gpus; ++gpu) {
     names.push_back(std::to_string(gpu));
   }
-  const int share = gpus / count;
+  const int share = std::max(gpus / count, 1);
   for (int n = 0; n < count; ++n) {
-    if (share == 0 && gpus > 0) {
-      slots[n].gpus = names[static_cast<size_t>(n % gpus)];
-    } else {
-      const auto first = names.begin() + n * share;
+    if (gpus > 0) {
+      const auto first = names.begin() + n * share % gpus;
       slots[n].gpus = fmt::format("{}", fmt::join(first, first + share, ","));
     }
     // Each GPU of a slot has a rank, and all ranks of the slot get this setting.
-    slots[n].threads = std::max(1, processors / (count * std::max(share, 1)));
+    slots[n].threads = std::max(1, processors / (count * share));
   }
   return slots;
 }
