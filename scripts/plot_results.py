@@ -245,8 +245,7 @@ PICTURES = {
     "needles": ("Needles beyond the trained length", slice(0, 3), draw_needles),
     "skip": ("Skipping keys", slice(0, 1), draw_skip),
     "mqrar": (RECALL, slice(0, 2), lambda tables, output: draw_accuracy(
-        tables, PAIRS, "MQRAR in 8 to 32 epochs", "pairs of key and value", False,
-        output)),
+        tables, PAIRS, "MQRAR in 8 to 32 epochs", "pairs of key and value", False, output)),
     "mqar": ("Associative recall, MQAR (after R)", slice(0, 1), lambda tables, output: draw_accuracy(
         tables, RATES, "MQAR, 64 pairs in 256 tokens", "learning rate", True, output)),
 }

@@ -170,7 +170,8 @@ class Needles(Script):
         self.assertEqual(calls[2][2:4], [f"{out}/passkey.jsonl", f"{out}/niah.jsonl"])
         trained = [call[1:] for call in calls if call[0] == "train"]
         self.assertEqual(trained, [["--config", f"{out}/{model}-{seed}.yaml", "--out", f"{out}/{model}-{seed}",
-                                    f"--seed={seed}", "--train.lr=2e-3", "--device=cpu"] for model in ("sb", "rope") for seed in (1, 2)])
+                                    f"--seed={seed}", "--train.lr=2e-3", "--device=cpu"]
+                                   for model in ("sb", "rope") for seed in (1, 2)])
         config = (out / "rope-2.yaml").read_text()
         self.assertIn(f"include: {self.folder}/configs/lengths_rope.yaml\n", config)
         self.assertIn("length: 50 steps\n    schedule: {type: constant, warmup: 10 steps}\n", config)

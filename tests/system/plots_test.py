@@ -159,7 +159,8 @@ class Results(unittest.TestCase):
         self.assertEqual(len(titles), 1, (what, list(tables)))
         table = tables[titles[0]]
         at = table.columns.index(column)
-        return {label: cells[at].replace(" \u00b1 0.00", "") if "Score" in what else cells[at] for label, cells in table.rows}
+        left_out = " \u00b1 0.00" if "Score" in what else ""
+        return {label: cells[at].removesuffix(left_out) for label, cells in table.rows}
 
     def test_tables_are_those_of_the_raw_lines(self):
         for name, shown in self.RAW.items():
