@@ -41,12 +41,12 @@ tokenizer=$corpus/tokenizer.model
 text=("--data.sources=[{path: $corpus/train.h5}]" "--data.validation=[$held_out]"
   "--data.tokenizer=$tokenizer" --train.batch=64 --validation.tokens=1e6)
 
-# schedule STEPS WARMUP SAVES: so many saves, and twenty validations.
+# schedule STEPS WARMUP SAVES VALIDATIONS: so many saves, and so many validations on the way, beside that at the end.
 schedule() {
-  local every=$(($1 / 20))
+  local every=$(($4 > 0 ? ($1 + $4 - 1) / $4 : 0))
   echo "--stages.0.length=$1 steps"
   echo "--stages.0.schedule.warmup=$2 steps"
-  echo "--validation.every=$((every > 0 ? every : 1)) steps"
+  echo "--validation.every=$every steps"
   echo "--checkpoint.every=$(($3 > 0 ? ($1 + $3 - 1) / $3 : 0))"
   echo "--checkpoint.keep=1"
 }
@@ -66,7 +66,7 @@ fi
 try_rate() { # try_rate MODEL RATE
   local run=$out/rates/$1-$2 code=0 steps
   steps=$(((values[steps] + 9) / 10))
-  mapfile -t tenth < <(schedule "$steps" $((steps / 10 + 1)) 0)
+  mapfile -t tenth < <(schedule "$steps" $((steps / 10 + 1)) 0 0)
   "$sbtrain" train --config "configs/350m_$1.yaml" --out "$run" "${text[@]}" "${tenth[@]}" "${options[@]}" \
     --train.lr="$2" || code=$?
   [ "$code" -eq 0 ] || [ "$code" -eq 6 ] || exit "$code"
@@ -112,14 +112,14 @@ ask() { # ask NAME RUN OPTIONS...
 
 train_and_measure() { # train_and_measure MODEL RATE
   local model=$1 run=$out/$1
-  mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 2)
+  mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 2 20)
   complete_run "$run" "configs/350m_$model.yaml" "${text[@]}" "${whole[@]}" "${options[@]}" --train.lr="$2"
   measure "$model" "$model"
   [ "$model" != rope ] || measure rope_dynamic_ntk rope --rope-scaling dynamic_ntk
   if [ "$model" = sb ]; then
     evaluate "$out/sb_reach.json" "$run" --reach --lengths "2048,${values[skip]}" --tokens-per-length 262144
   fi
-  mapfile -t more < <(schedule "${values[needles]}" $((values[needles] / 20 + 1)) 1)
+  mapfile -t more < <(schedule "${values[needles]}" $((values[needles] / 20 + 1)) 1 0)
   complete_run "${run}_needles" "configs/350m_$model.yaml" --init-from "$run" "${text[@]}" \
     "--data.sources=[{path: $corpus/train.h5, weight: 2}, {path: $out/needles.h5, weight: 3}]" "${more[@]}" \
     "${options[@]}" --train.lr="$2"
