@@ -10,15 +10,15 @@
 # folder, MODEL.json, MODEL_same.json and MODEL_benefit.json for each model, three plots, tables.md, and all results in
 # one file, results.jsonl. With --seeds each model is trained with each of these seeds, in DIR/seed-N; the plots show
 # the mean and the range over the seeds, the tables the mean and the standard deviation, and intervals over the
-# documents. --rates sb*=4e-3,rope=2e-3 gives models learning rates of their own (default: coca*=2e-3,none=2e-3; that of
-# the others is 4e-3). Each GPU trains and measures one model at a time; --jobs N sets their number, and they share the
-# GPUs evenly: of more than there are GPUs, several run on each. With several at a time each writes to MODEL.log beside
-# its run. If one fails, the others go on, and the script ends with its exit code. Results that exist already are skipped
-# and an interrupted run continues, so the same command continues after a stop (exit code 85). --lengths and --tokens
-# (per length; default: 2097152) change what is evaluated. --corpus names the text: a folder that data/package_corpus.py
-# or scripts/optimizers.py pack has made; the default is corpus/packages where that exists, otherwise corpus/lengths,
-# whose text the first run fetches with data/fetch_corpus.py. The variable SBTRAIN names a program to use instead of the
-# release build's, PYTHON another python3.
+# documents. --rates sb*=4e-3,rope=2e-3 gives models learning rates of their own (default: coca*=2e-3,none=2e-3,
+# sb_4096=2e-3; that of the others is 4e-3). Each GPU trains and measures one model at a time; --jobs N sets their
+# number, and they share the GPUs evenly: of more than there are GPUs, several run on each. With several at a time
+# each writes to MODEL.log beside its run. If one fails, the others go on, and the script ends with its exit code.
+# Results that exist already are skipped and an interrupted run continues, so the same command continues after a stop
+# (exit code 85). --lengths and --tokens (per length; default: 2097152) change what is evaluated. --corpus names the
+# text: a folder that data/package_corpus.py or scripts/optimizers.py pack has made; the default is corpus/packages
+# where that exists, otherwise corpus/lengths, whose text the first run fetches with data/fetch_corpus.py. The
+# variable SBTRAIN names a program to use instead of the release build's, PYTHON another python3.
 # shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
@@ -27,7 +27,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=lengths
 models=(sb sb_remainder sb_bias rope alibi fire none window coca rebased rebased_conv)
 declare -A values=([out]=runs/lengths [seeds]="" [lengths]="512,1024,2048,4096,8192,16384"
-  [tokens]=2097152 [rates]="coca*=2e-3,none=2e-3" [jobs]="" [corpus]="")
+  [tokens]=2097152 [rates]="coca*=2e-3,none=2e-3,sb_4096=2e-3" [jobs]="" [corpus]="")
 targets=256
 # shellcheck source=scripts/experiment.sh
 . scripts/experiment.sh

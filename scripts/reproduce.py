@@ -94,7 +94,7 @@ EXPERIMENTS = (
         ["SBTRAIN", "bench", "skip", "--checkpoint", "$OUT/lengths/seed-2/sb", "--data", "$CORPUS/held_out.h5", "--lengths",
          "512,2048,8192,16384", "--tokens", "16384", "--batches", "8", "--epsilons",
          "5.9604644775390625e-08,1e-4,1e-3,1e-2,1e-1", "--json", ">$OUT/skip/skip.jsonl"],), small=False),
-    Experiment("rows_4096", 300, "rates for rows of 4096 tokens", (["rows_4096_lr.yaml"],), TEXT),
+    Experiment("rows_4096", 600, "rates for rows of 4096 tokens", (["rows_4096_lr.yaml"],), TEXT),
     Experiment("rebased_gap", 1600, "what ReBased lacks beside attention without positions", (["rebased_gap.yaml"],),
                TEXT),
     Experiment("mqrar_192", 900, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
