@@ -1,6 +1,7 @@
 """What the plots show: names that tell runs apart, the best of a sweep, lines that leave the plot."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import plot_skip  # noqa: E402
 import plot_sweep  # noqa: E402
 import plot_reach  # noqa: E402
 import plot_tasks  # noqa: E402
-from plotting import COLOURS, labels_of, line_of, spread_out  # noqa: E402
+from plotting import COLOURS, labels_of, line_of, results_in, spread_out  # noqa: E402
 
 try:
     import matplotlib  # noqa: F401
@@ -174,6 +175,41 @@ class Results(unittest.TestCase):
                     for label, row in table.rows:
                         expected = cells.get(label) or cells[f"stick-breaking, {label}"]
                         self.assertEqual(row[i], expected, f"docs/results.md, {heading}: {label}, {column}")
+
+    # Rates that a sweep has tried: (heading, which table, the variants of its rows).
+    SWEEPS = {
+        "rows_4096_23m": ("Longer rows", 2, ("stickbreaking", "rope")),
+        "rebased_gap_23m": ("ReBased beside attention without positions", 0,
+                            ("rebased", "rebased_learned", "rebased_deep", "rebased_gpt2", "none", "none_learned")),
+    }
+
+    def raw_lines(self, name):
+        return [record for _, record in results_in(SCRIPTS.parent / f"docs/results/{name}.jsonl")]
+
+    def test_rates_are_those_of_the_raw_lines(self):
+        for name, (heading, n, variants) in self.SWEEPS.items():
+            runs = next(line["runs"] for line in self.raw_lines(name) if "runs" in line)
+            losses = {(run["variant"], run["grid"]["train.lr"]): run["best_loss"] for run in runs}
+            table = plot_results.tables_below(self.PAGE, heading)[n]
+            self.assertEqual(len(table.rows), len(variants), heading)
+            for (label, cells), variant in zip(table.rows, variants):
+                self.assertEqual(cells, [f"{losses[variant, rate]:.3f}" for rate in table.columns],
+                                 f"docs/results.md, {heading}: {label}")
+
+    def test_skipping_is_that_of_the_raw_lines(self):
+        rows = self.raw_lines("skip_23m")[0]["rows"]
+        table = plot_results.tables_below(self.PAGE, "Skipping keys")[0]
+        for length, (epsilon, *cells) in table.rows:
+            value = 2**-24 if epsilon == "2^-24" else float(epsilon)
+            row = next(r for r in rows if r["length"] == int(length) and math.isclose(r["epsilon"], value, rel_tol=1e-5))
+            none = next(r for r in rows if r["length"] == int(length) and r["epsilon"] == 0)
+            expected = [f"{row['keys_read']:.1%}"]
+            for key in ("attention_forward", "attention_backward", "model_forward", "model_training"):
+                seconds, whole = row[key + "_seconds"], none[key + "_seconds"]
+                expected.append(f"{1e3 * seconds:.2f}" + ("" if row is none else f" ({seconds / whole - 1:+.0%})"))
+            self.assertEqual(cells[:-1], expected, f"docs/results.md, Skipping keys: {length}, {epsilon}")
+            change = row["loss"] - (0 if row is none else none["loss"])
+            self.assertAlmostEqual(float(cells[-1]), change, delta=7e-5)  # losses are kept with six digits
 
     def test_every_model_has_a_colour_of_its_own(self):
         self.assertEqual(len(set(plot_results.COLOUR.values())), len(plot_results.COLOUR))
