@@ -1,5 +1,7 @@
 #include "support/program.h"
 
+#include <fmt/ranges.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <stdexcept>
@@ -12,7 +14,11 @@ namespace {
 void must(std::vector<std::string> arguments, const std::filesystem::path& log) {
   arguments.insert(arguments.begin(), program());
   Process process(arguments, log, {{"OMP_WAIT_POLICY", "passive"}});
-  if (process.wait() != 0) throw std::runtime_error(process.output());
+  const int code = process.wait();
+  if (code == 0) return;
+  throw std::runtime_error(
+      fmt::format("{} ended with exit code {} (TEST_PROGRAM names another program): {}",
+                  fmt::join(arguments, " "), code, process.output()));
 }
 
 }  // namespace
