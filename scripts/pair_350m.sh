@@ -41,13 +41,15 @@ tokenizer=$corpus/tokenizer.model
 text=("--data.sources=[{path: $corpus/train.h5}]" "--data.validation=[$held_out]"
   "--data.tokenizer=$tokenizer" --train.batch=64 --validation.tokens=1e6)
 
+# interval STEPS TIMES: of what happens so many times in so many steps; 0 for no time.
+interval() { echo $(($2 > 0 ? ($1 + $2 - 1) / $2 : 0)); }
+
 # schedule STEPS WARMUP SAVES VALIDATIONS: so many saves, and so many validations on the way, beside that at the end.
 schedule() {
-  local every=$(($4 > 0 ? ($1 + $4 - 1) / $4 : 0))
   echo "--stages.0.length=$1 steps"
   echo "--stages.0.schedule.warmup=$2 steps"
-  echo "--validation.every=$every steps"
-  echo "--checkpoint.every=$(($3 > 0 ? ($1 + $3 - 1) / $3 : 0))"
+  echo "--validation.every=$(interval "$1" "$4") steps"
+  echo "--checkpoint.every=$(interval "$1" "$3")"
   echo "--checkpoint.keep=1"
 }
 

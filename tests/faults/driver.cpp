@@ -63,9 +63,7 @@ void Faults::SetUpTestSuite() {
     text_of_config = replaced(text_of_config, place, value);
   }
   write_file(config(), text_of_config);
-  Process training(command({"--config", config(), "--out", trained()}), shared("log"),
-                   {{"OMP_NUM_THREADS", "1"}});
-  if (training.wait() != 0) throw std::runtime_error(training.output());
+  must_run({"--config", config(), "--out", trained()}, shared("log"), {{"OMP_NUM_THREADS", "1"}});
 }
 
 void Faults::TearDownTestSuite() {

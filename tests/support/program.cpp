@@ -9,11 +9,16 @@
 #include <utility>
 
 namespace sbtrain::test {
-namespace {
 
-void must(std::vector<std::string> arguments, const std::filesystem::path& log) {
+std::string program() {
+  const char* other = std::getenv("TEST_PROGRAM");
+  return other == nullptr ? SBTRAIN_PROGRAM : other;
+}
+
+void must_run(std::vector<std::string> arguments, const std::filesystem::path& log,
+              const std::map<std::string, std::string>& environment) {
   arguments.insert(arguments.begin(), program());
-  Process process(arguments, log, {{"OMP_WAIT_POLICY", "passive"}});
+  Process process(arguments, log, environment);
   const int code = process.wait();
   if (code == 0) return;
   throw std::runtime_error(
@@ -21,26 +26,19 @@ void must(std::vector<std::string> arguments, const std::filesystem::path& log) 
                   fmt::join(arguments, " "), code, process.output()));
 }
 
-}  // namespace
-
-std::string program() {
-  const char* other = std::getenv("TEST_PROGRAM");
-  return other == nullptr ? SBTRAIN_PROGRAM : other;
-}
-
 void make_training_files(const std::filesystem::path& folder,
                          const std::map<std::string, std::string>& texts) {
-  const std::filesystem::path log = folder / "log";
   const std::string tokenizer = folder / "tokenizer.model";
-  must(
-      {"tokenizer", "train", "--input", SBTRAIN_TEST_TEXT, "--vocab", "400", "--output", tokenizer},
-      log);
+  const auto run = [&](const std::vector<std::string>& arguments) {
+    must_run(arguments, folder / "log", {{"OMP_WAIT_POLICY", "passive"}});
+  };
+  run({"tokenizer", "train", "--input", SBTRAIN_TEST_TEXT, "--vocab", "400", "--output",
+       tokenizer});
   for (const auto& [name, lines] : texts) {
     const std::string text = folder / (name + ".jsonl");
     write_file(text, lines);
-    must(
-        {"prepare", "--input", text, "--tokenizer", tokenizer, "--output", folder / (name + ".h5")},
-        log);
+    run({"prepare", "--input", text, "--tokenizer", tokenizer, "--output",
+         folder / (name + ".h5")});
   }
 }
 

@@ -17,6 +17,10 @@ namespace sbtrain::test {
 // release; the program takes names that begin with SBTRAIN_ for keys of the configuration.
 std::string program();
 
+// Runs the program, which writes to `log`; throws what it says unless it ends with exit code 0.
+void must_run(std::vector<std::string> arguments, const std::filesystem::path& log,
+              const std::map<std::string, std::string>& environment);
+
 // Files that tests train on: a tokenizer of 400 pieces of the test's text, and a document store
 // NAME.h5, with its text NAME.jsonl, for each entry of `texts`.
 void make_training_files(const std::filesystem::path& folder,
