@@ -7,19 +7,21 @@
 #                        [-- TRAINING OPTIONS]
 #   scripts/pair_350m.sh --corpus corpus/packages
 #
-# A step has 64 rows of 2048 tokens, the warmup 100 steps; the paper has 256 rows (an assumption) and 15e9 tokens. For
-# each model the rate is the best of --rates after a tenth of the steps, --jobs of these runs at a time, one for each
-# GPU (the default). Then each model trains for --steps (1070, which read 140M tokens), on half of the GPUs where there
-# are several: both at the same time. It is measured at --lengths (2048 to 32768; --tokens for each), on windows of
-# their own text, on the same targets, and by eval --benefit; RoPE with dynamic NTK as well. Its weights are trained on
-# for --needles steps (300) on text and on samples of passkey, niah_single_1 and niah_multikey_2 of at most 2048 tokens
-# (--samples of each task and length), and asked for needles at --lengths (--asked prompts). Of stick-breaking, `eval
-# --reach` and `bench skip` measure what is read, at 2048 tokens and at --skip (16384,65536).
+# A step has 64 rows of 2048 tokens, the warmup 100 steps; the paper has 256 rows (an assumption) and 15e9 tokens. Each
+# model trains for --steps (1070, which read 140M tokens) at each of --rates, --jobs of these runs at a time, one for each
+# GPU (the default). A tenth of the steps does not tell which rate is the best: there the loss is at 5.7 nats on its way
+# from 10.5 to 2.1, and RoPE's was the lower the lower the rate, down to 1.25e-4. The run with the lowest loss is
+# measured, both models at the same time, each on half of the GPUs where there are several: at --lengths (2048 to 32768;
+# --tokens for each), on windows of their own text, on the same targets, and by eval --benefit; RoPE with dynamic NTK as
+# well. Its weights are trained on for --needles steps (300) on text and on samples of passkey, niah_single_1 and
+# niah_multikey_2 of at most 2048 tokens (--samples of each task and length), and asked for needles at --lengths (--asked
+# prompts). Of stick-breaking, `eval --reach` and `bench skip` measure what is read, at 2048 tokens and at --skip
+# (16384,65536).
 #
-# DIR (default: runs/pair_350m) gets results.jsonl, tables.md and plots; --corpus is as in scripts/lengths.sh, and has
-# to have 140M tokens for one pass. Everything that is done is skipped and an interrupted training continues, so the
-# same command continues after a stop (exit code 85). The variable SBTRAIN names a program to use instead of the release
-# build's, PYTHON another python3.
+# DIR (default: runs/pair_350m) gets results.jsonl, tables.md and plots, and while there are rates to try 4.4 GB for each
+# run; --corpus is as in scripts/lengths.sh, and has to have 140M tokens for one pass. Everything that is done is skipped
+# and an interrupted training continues, so the same command continues after a stop (exit code 85). The variable SBTRAIN
+# names a program to use instead of the release build's, PYTHON another python3.
 # shellcheck disable=SC2317 # jobs call its functions
 set -euo pipefail
 
@@ -27,7 +29,7 @@ called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 prefix=350m
 models=(sb rope)
-declare -A values=([out]=runs/pair_350m [corpus]="" [jobs]="" [steps]=1070 [rates]="5e-4,1e-3,2e-3,4e-3" [needles]=300
+declare -A values=([out]=runs/pair_350m [corpus]="" [jobs]="" [steps]=1070 [rates]="5e-4,1e-3,2e-3" [needles]=300
   [lengths]="2048,4096,8192,16384,32768" [tokens]=2097152 [samples]=300 [asked]=100 [skip]="16384,65536")
 tasks=passkey,niah_single_1,niah_multikey_2
 # shellcheck source=scripts/experiment.sh
@@ -62,19 +64,21 @@ if [ ! -f "$out/needles.h5" ]; then
   rm "$out/needles.jsonl"
 fi
 
-# ---- The rate ---------------------------------------------------------------------------------
+# ---- The rates --------------------------------------------------------------------------------
 
-# One run of a tenth of the steps. One that diverges has a result too, which is the worst.
+mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 2 20)
+
+train() { # train MODEL RATE RUN
+  "$sbtrain" train --config "configs/350m_$1.yaml" --out "$3" "${text[@]}" "${whole[@]}" "${options[@]}" --train.lr="$2"
+}
+
+# A run that diverges has a result too, which is the worst.
 try_rate() { # try_rate MODEL RATE
-  local run=$out/rates/$1-$2 code=0 steps
-  steps=$(((values[steps] + 9) / 10))
-  mapfile -t tenth < <(schedule "$steps" $((steps / 10 + 1)) 0 0)
-  "$sbtrain" train --config "configs/350m_$1.yaml" --out "$run" "${text[@]}" "${tenth[@]}" "${options[@]}" \
-    --train.lr="$2" || code=$?
+  local run=$out/rates/$1-$2 code=0
+  is_complete "$run" || train "$1" "$2" "$run" || code=$?
   [ "$code" -eq 0 ] || [ "$code" -eq 6 ] || exit "$code"
   "$python" scripts/collect_results.py --labels "$1, rate $2" "$run" -o "$run.part.jsonl"
   mv "$run.part.jsonl" "$run.jsonl"
-  rm -r "$run" # its checkpoint has four gigabytes
 }
 
 best_rate() { # best_rate MODEL
@@ -96,6 +100,13 @@ done
 finish_jobs
 [ $failure -eq 0 ] || end_with_jobs
 
+# The best run becomes that of the pair; of the others the weights, 4.4 GB each, are not needed any more.
+for model in "${models[@]}"; do
+  best=$out/rates/$model-$(best_rate "$model")
+  if [ ! -d "$out/$model" ] && [ -d "$best" ]; then mv "$best" "$out/$model"; fi
+  for rate in ${values[rates]//,/ }; do rm -rf "$out/rates/$model-$rate"; done
+done
+
 # ---- The pair ---------------------------------------------------------------------------------
 
 # measure NAME MODEL OPTIONS...: what can be asked with and without scaled positions.
@@ -112,10 +123,9 @@ ask() { # ask NAME RUN OPTIONS...
   evaluate "$out/$1_tasks.json" "$2" --tasks "$tasks" --lengths "${values[lengths]}" --samples "${values[asked]}" "${@:3}"
 }
 
-train_and_measure() { # train_and_measure MODEL RATE
+measure_and_ask() { # measure_and_ask MODEL RATE
   local model=$1 run=$out/$1
-  mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 2 20)
-  complete_run "$run" "configs/350m_$model.yaml" "${text[@]}" "${whole[@]}" "${options[@]}" --train.lr="$2"
+  is_complete "$run" || train "$model" "$2" "$run" || exit # where only the results of the rates are there
   measure "$model" "$model"
   [ "$model" != rope ] || measure rope_dynamic_ntk rope --rope-scaling dynamic_ntk
   if [ "$model" = sb ]; then
@@ -148,7 +158,7 @@ for model in "${models[@]}"; do
   esac
   for result in "${results[@]}"; do
     if [ ! -f "$result" ]; then
-      start_job "$model" train_and_measure "$model" "$(best_rate "$model")"
+      start_job "$model" measure_and_ask "$model" "$(best_rate "$model")"
       break
     fi
   done

@@ -79,7 +79,7 @@ EXPERIMENTS = (
     Experiment("needles_vt", 500, "variable tracking among the needles", (
         ["needles.sh", "--out", "$OUT/needles_vt", "--corpus", "$CORPUS", "--seeds", "1,2,3", "--row", "1024", "--tasks",
          "passkey,vt", "sb", "rope"],)),
-    Experiment("pair_350m", 3600, "stick-breaking against RoPE at 350M parameters", (
+    Experiment("pair_350m", 5400, "stick-breaking against RoPE at 350M parameters", (
         ["pair_350m.sh", "--out", "$OUT/pair_350m", "--corpus", "$CORPUS"],), small=False),
     Experiment("long", 1800, "rows of 131,072 tokens, and windows of a million", (
         ["long_contexts.sh", "--out", "$OUT/long", "--from", "$OUT/lengths/seed-1", "--corpus", "$CORPUS", "--tasks",
