@@ -81,6 +81,7 @@ def digest(tables):
 # ---- Lengths ----------------------------------------------------------------------------------
 
 SEEDS = "Three seeds"
+PAIR = "Stick-breaking against RoPE at 350M parameters"
 RECALL = "Repeated associative recall, MQRAR (after P, figure 3)"
 BANDS = "bands: standard deviation of three seeds; dashed: as trained"
 
@@ -140,6 +141,28 @@ def draw_lengths(tables, output, title, what, top):
     axes.set_xlabel(f"tokens in the window ({BANDS})")
     set_title(axes, title)
     label_ends(figure, axes, ends)
+    save(figure, output, digest(tables))
+
+
+def draw_pair(tables, output):
+    """Windows of their own text, and the same targets, of the models of 350M parameters."""
+    plt = load_pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(11.2, 4.6), sharey=True, constrained_layout=True)
+    titles = ("350M parameters, trained at 2048 tokens", "The same targets with more and more context")
+    ends = [[], []]
+    for axes, table, title, named in zip(panels, tables, titles, ends):
+        set_lengths(axes, [int(c) for c in table.columns], [2048])
+        for line in table.numbers():
+            name = line.label
+            strong = name in (STICK, "RoPE")
+            draw_line(axes, line, COLOUR[name], strong, "o")
+            line.label = name.removesuffix(" at evaluation")
+            named.append((*end_of(line, None), COLOUR[name], strong))
+        set_title(axes, title)
+    for axes, named in zip(panels, ends):  # now that the axis they share has its range
+        label_ends(figure, axes, named)
+    panels[0].set_ylabel("loss on held-out text (nats per token)")
+    figure.supxlabel("tokens in the window (one seed; dashed: as trained)", fontsize=9)
     save(figure, output, digest(tables))
 
 
@@ -242,6 +265,7 @@ PICTURES = {
     "lengths_same": (SEEDS, slice(1, 2), lambda tables, output: draw_lengths(
         tables, output, "The same targets with more and more context, three seeds",
         "loss of the same targets (nats per token)", 5.4)),
+    "pair_350m": (PAIR, slice(0, 2), draw_pair),
     "needles": ("Needles beyond the trained length", slice(0, 3), draw_needles),
     "skip": ("Skipping keys", slice(0, 1), draw_skip),
     "mqrar": (RECALL, slice(0, 2), lambda tables, output: draw_accuracy(

@@ -131,23 +131,28 @@ class Results(unittest.TestCase):
         with self.assertRaises(plot_results.PlotError):
             plot_results.tables_below(page, "B")
 
-    # What a table of the page shows: (heading, which table, the title of that of tables.py, columns; none: all).
+    # What a table of the page shows: (heading, which table, the title of that of tables.py, or for differences from
+    # stick-breaking titles and columns).
     WINDOWS, SAME = "token), windows, by length", "token), the last 256 tokens of the longest windows, by length"
     AGAINST = [(WINDOWS, "512"), (WINDOWS, "4096"), (WINDOWS, "16384"), (SAME, "4096"), (SAME, "16384")]
     RAW = {
-        "lengths_23m": [("Three seeds", 0, WINDOWS), ("Three seeds", 1, SAME), ("Three seeds", 2, None),
+        "lengths_23m": [("Three seeds", 0, WINDOWS), ("Three seeds", 1, SAME), ("Three seeds", 2, AGAINST),
                         ("Variants of stick-breaking", 0, WINDOWS), ("Variants of stick-breaking", 1, SAME),
-                        ("Variants of stick-breaking", 2, None), ("Windows", 0, WINDOWS), ("Windows", 1, SAME),
+                        ("Variants of stick-breaking", 2, AGAINST), ("Windows", 0, WINDOWS), ("Windows", 1, SAME),
                         ("FIRE's threshold", 0, WINDOWS), ("Longer rows", 0, WINDOWS), ("Longer rows", 1, SAME)],
         "needles_23m": [("Needles beyond the trained length", n, task) for n, task in enumerate(
             ("Score of passkey", "Score of niah_single_1", "Score of niah_multikey_2"))],
         "needles_vt_23m": [("Needles beyond the trained length", 3, "Score of vt")],
+        "pair_350m": [(plot_results.PAIR, 0, WINDOWS), (plot_results.PAIR, 1, SAME),
+                      (plot_results.PAIR, 2, [(WINDOWS, "2048"), (WINDOWS, "8192"), (WINDOWS, "32768"), (SAME, "2048"),
+                                              (SAME, "8192"), (SAME, "32768")]),
+                      (plot_results.PAIR, 3, "Score of passkey"), (plot_results.PAIR, 4, "Score of niah_single_1")],
     }
 
     def tables_of(self, name):
         """{title: table} of the raw lines of docs/results."""
         command = [sys.executable, SCRIPTS / "tables.py", SCRIPTS.parent / f"docs/results/{name}.jsonl"]
-        if name.startswith("lengths"):
+        if name.startswith(("lengths", "pair")):
             command += ["--bootstrap", "1000", "--against", "stick-breaking"]
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         parts = text.strip().split("\n\n")
@@ -168,10 +173,11 @@ class Results(unittest.TestCase):
             raw = self.tables_of(name)
             for heading, n, what in shown:
                 table = plot_results.tables_below(self.PAGE, heading)[n]
-                places = [(what, column) for column in table.columns] if what else self.AGAINST
+                against = not isinstance(what, str)
+                places = what if against else [(what, column) for column in table.columns]
                 self.assertEqual(len(places), len(table.columns))
                 for i, (title, column) in enumerate(places):
-                    cells = self.column(raw, title, column, against=what is None)
+                    cells = self.column(raw, title, column, against)
                     for label, row in table.rows:
                         expected = cells.get(label) or cells[f"stick-breaking, {label}"]
                         self.assertEqual(row[i], expected, f"docs/results.md, {heading}: {label}, {column}")
@@ -195,6 +201,14 @@ class Results(unittest.TestCase):
             for (label, cells), variant in zip(table.rows, variants):
                 self.assertEqual(cells, [f"{losses[variant, rate]:.3f}" for rate in table.columns],
                                  f"docs/results.md, {heading}: {label}")
+
+    def test_rates_of_the_pair_are_those_of_the_raw_lines(self):
+        losses = {line["label"]: line["validation"]["loss"][-1] for line in self.raw_lines("pair_350m")
+                  if "validation" in line}
+        table = plot_results.tables_below(self.PAGE, "Rates of the pair")[0]
+        shown = {f"{model}, a tenth of the steps, rate {rate}": cell for model, cells in table.rows
+                 for rate, cell in zip(table.columns, cells) if cell}
+        self.assertEqual(shown, {label: f"{loss:.3f}" for label, loss in losses.items() if "a tenth" in label})
 
     def test_skipping_is_that_of_the_raw_lines(self):
         rows = self.raw_lines("skip_23m")[0]["rows"]
