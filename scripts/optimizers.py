@@ -402,7 +402,8 @@ def large(arguments):
         return [Pair(arguments.model, name, tuple(options), defaults) for name, options in optimizers.items()]
 
     rates = [(lr, 0.1) for lr in numbers(arguments.rates)]
-    chosen = search(runner, {pair: rates for pair in pairs(named)}, max(1, steps // 10), arguments.extend)
+    grid_steps = arguments.grid_steps or max(1, steps // 10)
+    chosen = search(runner, {pair: rates for pair in pairs(named)}, grid_steps, arguments.extend)
     chosen |= {variant: best_of_optimizer(chosen, variant) for variant in pairs(variants)}
     runs = [pair.run("long", steps, 20, *point, 1, saves=4) for pair, point in chosen.items()]
     for run in runs:
@@ -464,6 +465,8 @@ def parse_arguments(words):
     part.add_argument("--tokens-per-second", type=float, default=320000,
                       help="of all GPUs together, which with --minutes makes the number of steps (320000)")
     part.add_argument("--steps", type=int, default=0, help="steps of the long runs, instead of --minutes")
+    part.add_argument("--grid-steps", type=int, default=0, metavar="N",
+                      help="steps of a run that looks for the rate (default: a tenth of those of a long run)")
     part.add_argument("--gpus-per-run", type=int, default=0, metavar="N",
                       help="of each long run; default: all, one run after the other")
     part.add_argument("--keep", action="store_true", help="keep the folders of the long runs in OUT/runs")

@@ -127,12 +127,14 @@ class Optimizers(unittest.TestCase):
         shutil.copy(data / "train.jsonl.zst", data / "train-01.jsonl.zst")
         (data / "train.jsonl.zst").rename(data / "train-00.jsonl.zst")
         self.run_command(SCRIPT, "large", *self.common, "--model", "350m_sb", "--steps", "20", "--gpus", "3,2,1,0",
-                         "--gpus-per-run", "2", "--keep", "--variant", "muon fp8",
+                         "--gpus-per-run", "2", "--grid-steps", "4", "--keep", "--variant", "muon fp8",
                          "--train.optimizer=muon --train.precision=fp8", "--", *TINY)
         long = {r["run"]["optimizer"]: r for r in self.results() if r["run"]["kind"] == "long"}
         self.assertEqual(sorted(long), ["adamw", "muon", "muon fp8"])
         self.assertEqual({run["device"] for run in long.values()}, {"3,2", "1,0"})
-        self.assertEqual({r["device"] for r in self.results() if r["run"]["kind"] == "grid"}, {"0", "1", "2", "3"})
+        grid = [r for r in self.results() if r["run"]["kind"] == "grid"]
+        self.assertEqual({r["device"] for r in grid}, {"0", "1", "2", "3"})
+        self.assertEqual({r["run"]["steps"] for r in grid}, {4})
         self.assertEqual(long["muon fp8"]["run"]["lr"], long["muon"]["run"]["lr"])
         self.assertFalse(any(r["run"]["optimizer"] == "muon fp8" for r in self.results() if r["run"]["kind"] == "grid"))
         kept = [path.name for path in (self.out / "runs").iterdir() if path.is_dir()]
