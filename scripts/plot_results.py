@@ -21,6 +21,7 @@ from plotting import (COLOURS, INK, MARKERS, Line, PlotError, label_ends, load_p
 ROOT = Path(__file__).resolve().parent.parent
 GREY = "#b4bac2"
 STICK = "stick-breaking"
+STRONG = (STICK, "RoPE")  # drawn thick
 NTK = "RoPE, dynamic NTK at evaluation"
 WINDOW = "RoPE in a window of 256"
 COLOUR = {STICK: COLOURS[0], "RoPE": COLOURS[8], NTK: COLOURS[1], "ALiBi": COLOURS[2], "FIRE": COLOURS[6],
@@ -86,27 +87,31 @@ RECALL = "Repeated associative recall, MQRAR (after P, figure 3)"
 BANDS = "bands: standard deviation of three seeds; dashed: as trained"
 
 
+def draw_named(axes, line, strong):
+    """Draws a line of a table, and returns what label_ends writes at its end."""
+    colour = COLOUR[line.label]
+    draw_line(axes, line, colour, strong, "o")
+    line.label = line.label.removesuffix(" at evaluation")
+    return (*end_of(line, None), colour, strong)
+
+
 def draw_claim(tables, output):
     """What the README says: RoPE's rise in longer windows, and what more context is worth on the same targets."""
     plt = load_pyplot()
     figure, (axes, close) = plt.subplots(1, 2, figsize=(12.4, 5.0), width_ratios=[1.25, 1], constrained_layout=True)
-    strong = (STICK, "RoPE")
     ends, close_ends = [], []
     for panel in (axes, close):
         set_lengths(panel, [int(c) for c in tables[0].columns], [512])
     for line in tables[0].numbers():
-        name, colour = line.label, COLOUR[line.label]
-        if name in (*strong, NTK, "FIRE", "ALiBi"):
-            draw_line(axes, line, colour, name in strong, "o")
-            line.label = name.removesuffix(" at evaluation")
-            ends.append((*end_of(line, None), colour, name in strong))
+        if line.label in (*STRONG, NTK, "FIRE", "ALiBi"):
+            ends.append(draw_named(axes, line, line.label in STRONG))
         else:
             axes.plot(line.x, line.mean, color=GREY, linewidth=1.1, zorder=1)
     for line in tables[1].numbers():
-        if line.label in (*strong, WINDOW, "ALiBi"):
-            draw_line(close, line, COLOUR[line.label], line.label in strong, "o")
+        if line.label in (*STRONG, WINDOW, "ALiBi"):
+            end = draw_named(close, line, line.label in STRONG)
             if line.label != "RoPE":
-                close_ends.append((*end_of(line, None), COLOUR[line.label], line.label in strong))
+                close_ends.append(end)
     axes.set_ylim(1.9, 5.4)
     axes.set_ylabel("loss on held-out text (nats per token)")
     axes.text(0.985, 0.985, "grey: the other models of the table", transform=axes.transAxes, ha="right", va="top",
@@ -153,11 +158,7 @@ def draw_pair(tables, output):
     for axes, table, title, named in zip(panels, tables, titles, ends):
         set_lengths(axes, [int(c) for c in table.columns], [2048])
         for line in table.numbers():
-            name = line.label
-            strong = name in (STICK, "RoPE")
-            draw_line(axes, line, COLOUR[name], strong, "o")
-            line.label = name.removesuffix(" at evaluation")
-            named.append((*end_of(line, None), COLOUR[name], strong))
+            named.append(draw_named(axes, line, line.label in STRONG))
         set_title(axes, title)
     for axes, named in zip(panels, ends):  # now that the axis they share has its range
         label_ends(figure, axes, named)
