@@ -5,7 +5,7 @@
 #   values   (declare -A) its options that take a value, by name without dashes; one is `out`
 #   models   (an array) the models to train where the command line names none
 # parse_command_line CALLED_FROM ARGUMENTS... then sets `values`, `models`, `options` (the arguments
-# after --), `sbtrain`, `python` and `device`, and makes the folder values[out]. find_corpus, complete_run,
+# after --), `sbtrain`, `python` and `device`, and makes the folder values[out]. find_corpus, continue_run, complete_run,
 # evaluate and start_job stand below.
 
 driver=$(basename "$0" .sh)
@@ -116,10 +116,15 @@ is_complete() { # is_complete RUN
   [ -f "$1/status.json" ] && grep -q '"state": *"complete"' "$1/status.json"
 }
 
-# Trains what is missing of RUN. Where the program ends with an error, it ends the job with its code: 85 means that a
-# signal stopped the run after it had saved, and the same command continues.
+# Trains what is missing of RUN. The status is that of the program: 85 means that a signal stopped the run after it had
+# saved, and the same command continues.
+continue_run() { # continue_run RUN CONFIG OPTIONS...
+  is_complete "$1" || "$sbtrain" train --config "$2" --out "$1" "${@:3}"
+}
+
+# The same. An error ends the job with the program's code.
 complete_run() { # complete_run RUN CONFIG OPTIONS...
-  is_complete "$1" || "$sbtrain" train --config "$2" --out "$1" "${@:3}" || exit
+  continue_run "$@" || exit
 }
 
 # ---- Evaluation -------------------------------------------------------------------------------

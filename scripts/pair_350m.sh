@@ -68,14 +68,14 @@ fi
 
 mapfile -t whole < <(schedule "${values[steps]}" $((values[steps] < 1000 ? values[steps] / 10 + 1 : 100)) 2 20)
 
-train() { # train MODEL RATE RUN
-  "$sbtrain" train --config "configs/350m_$1.yaml" --out "$3" "${text[@]}" "${whole[@]}" "${options[@]}" --train.lr="$2"
+train_at() { # train_at MODEL RATE
+  continue_run "$out/rates/$1-$2" "configs/350m_$1.yaml" "${text[@]}" "${whole[@]}" "${options[@]}" --train.lr="$2"
 }
 
 # A run that diverges has a result too, which is the worst.
 try_rate() { # try_rate MODEL RATE
   local run=$out/rates/$1-$2 code=0
-  is_complete "$run" || train "$1" "$2" "$run" || code=$?
+  train_at "$1" "$2" || code=$?
   [ "$code" -eq 0 ] || [ "$code" -eq 6 ] || exit "$code"
   "$python" scripts/collect_results.py --labels "$1, rate $2" "$run" -o "$run.part.jsonl"
   mv "$run.part.jsonl" "$run.jsonl"
@@ -100,11 +100,17 @@ done
 finish_jobs
 [ $failure -eq 0 ] || end_with_jobs
 
-# The best run becomes that of the pair; of the others the weights, 4.4 GB each, are not needed any more.
+# The best run is that of the pair, by a link; of the others the weights, 4.4 GB each, are not needed any more.
+declare -A best=()
 for model in "${models[@]}"; do
-  best=$out/rates/$model-$(best_rate "$model")
-  if [ ! -d "$out/$model" ] && [ -d "$best" ]; then mv "$best" "$out/$model"; fi
-  for rate in ${values[rates]//,/ }; do rm -rf "$out/rates/$model-$rate"; done
+  best[$model]=$(best_rate "$model")
+  run=rates/$model-${best[$model]}
+  [ -L "$out/$model" ] || ln -s "$run" "$out/$model"
+  [ "$(readlink "$out/$model")" = "$run" ] ||
+    usage_error "$out has results of $(readlink "$out/$model"), and $run is better: remove $out/$model*, and call again"
+  for rate in ${values[rates]//,/ }; do
+    [ "$rate" = "${best[$model]}" ] || rm -rf "$out/rates/$model-$rate"
+  done
 done
 
 # ---- The pair ---------------------------------------------------------------------------------
@@ -125,7 +131,7 @@ ask() { # ask NAME RUN OPTIONS...
 
 measure_and_ask() { # measure_and_ask MODEL RATE
   local model=$1 run=$out/$1
-  is_complete "$run" || train "$model" "$2" "$run" || exit # where only the results of the rates are there
+  train_at "$model" "$2" || exit # where only the results of the rates are there
   measure "$model" "$model"
   [ "$model" != rope ] || measure rope_dynamic_ntk rope --rope-scaling dynamic_ntk
   if [ "$model" = sb ]; then
@@ -158,7 +164,7 @@ for model in "${models[@]}"; do
   esac
   for result in "${results[@]}"; do
     if [ ! -f "$result" ]; then
-      start_job "$model" measure_and_ask "$model" "$(best_rate "$model")"
+      start_job "$model" measure_and_ask "$model" "${best[$model]}"
       break
     fi
   done

@@ -112,22 +112,30 @@ class Experiments(Checkout):
         lines = [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
         kinds = ("lengths", "benefit", "tasks", "rows", "curve", "reach")
         self.assertEqual([sum(kind in line for line in lines) for kind in kinds], [6, 3, 3, 1, 4 + 4, 1])
-        for model in ("sb", "rope"):  # the best run is that of the pair, and the only one whose weights are kept
+        best = []  # these runs are those of the pair, and the only ones whose weights are kept
+        for model in ("sb", "rope"):
             losses = {rate: json.loads((self.out / f"rates/{model}-{rate}.jsonl").read_text())["validation"]["loss"][-1]
                       for rate in ("1e-3", "2e-3")}
-            curve = json.loads((self.out / f"rates/{model}-{min(losses, key=losses.get)}.jsonl").read_text())["curve"]
+            best.append(f"{model}-{min(losses, key=losses.get)}")
+            curve = json.loads((self.out / f"rates/{best[-1]}.jsonl").read_text())["curve"]
             self.assertIn(curve, [line["curve"] for line in lines if line.get("file") == f"{self.out.name}/{model}"])
-        self.assertEqual([path for path in (self.out / "rates").iterdir() if path.is_dir()], [])
+        self.assertEqual(sorted(path.name for path in (self.out / "rates").iterdir() if path.is_dir()), sorted(best))
         self.assertNotIn(" begins", self.run_script(*arguments, options=options))
         (self.out / "rope_tasks.json").unlink()
         self.assertEqual(self.run_script(*arguments, options=options).count(" begins"), 1)
 
-        # One model at one rate. Where only results are kept (reproduce.py --pack), what is missing trains anew.
+        # A rate that is tried later and is better: nothing is lost, and the message says what to do.
+        alone = [word if word != "1e-3,2e-3" else "1e-3,2e-3,4e-3" for word in arguments]
+        output = self.run_script(*alone, "rope", options=options, code=2)
+        self.assertIn(f"results of rates/{best[1]}, and rates/rope-4e-3 is better: remove {self.out}/rope*", output)
+        self.assertTrue((self.out / "rates/rope-4e-3/checkpoints").is_dir())
+
+        # One model at one rate. Where the folders of runs are gone, what is missing trains anew.
         self.out = self.folder / "alone"
         alone = [word if word != "1e-3,2e-3" else "1e-3" for word in arguments]
         self.run_script(*alone, "rope", options=options)
         self.assertEqual(len((self.out / "results.jsonl").read_text().splitlines()), 8 + 2 + 1)
-        for run in ("rope", "rope_needles"):
+        for run in ("rates/rope-1e-3", "rope_needles"):
             shutil.rmtree(self.out / run)
         (self.out / "rope_tasks.json").unlink()
         self.assertEqual(self.run_script(*alone, "rope", options=options).count(" begins"), 1)
