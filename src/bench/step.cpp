@@ -173,7 +173,7 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
     const int64_t share = config.train.batch / mesh.data_ranks();
     const int64_t first = n * config.train.batch + mesh.data_rank() * share;
     for (int64_t i = 0; i < share; i += config.train.micro_batch) {
-      batches.push_back(random_rows(config.train, config.model, first + i));
+      batches.push_back(random_rows(config.train, config.model, targets_of_row(config), first + i));
     }
     return batches;
   };
@@ -198,8 +198,10 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
   result.slowest_seconds = *std::max_element(times.begin(), times.end());
   result.tokens_per_second = static_cast<double>(result.tokens_per_step) / result.step_seconds;
   const auto L = static_cast<double>(config.train.sequence_length);
-  result.flops_causal = model.flops_per_token(L / 2) * result.tokens_per_second;
-  result.flops_full = model.flops_per_token(L) * result.tokens_per_second;
+  result.flops_causal =
+      model.flops_per_token(L / 2, share_with_target(config)) * result.tokens_per_second;
+  result.flops_full =
+      model.flops_per_token(L, share_with_target(config)) * result.tokens_per_second;
   result.peak_flops = 1e12 * config.metrics.peak_tflops * world;
   if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops * world;
   result.memory_bytes = memory.report().total_bytes() + library_memory(backend, world);

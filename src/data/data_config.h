@@ -32,6 +32,8 @@ struct TaskConfig {
   bool active() const { return type != TaskKind::kNone; }
   // The number of slots, of two tokens each, after the 2 K tokens that state the pairs.
   int64_t slots(int64_t length) const { return (length - 2 * pairs) / 2; }
+  // The tokens of an example that are labelled.
+  int64_t targets(int64_t length) const { return type == TaskKind::kMqar ? pairs : slots(length); }
   bool operator==(const TaskConfig&) const = default;
 };
 

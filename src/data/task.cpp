@@ -142,11 +142,10 @@ void Task::append_example(PackedBatch& batch, Split split, int64_t index) const 
   Draws draws(Philox(seed_, RandomPurpose::kTask, stream, static_cast<uint64_t>(index)));
   if (config_.type == TaskKind::kMqar) {
     write_mqar(example, draws, config_, vocab_, slot_weights_);
-    batch.valid_targets += config_.pairs;
   } else {
     write_mqrar(example, draws, config_, vocab_);
-    batch.valid_targets += config_.slots(length_);
   }
+  batch.valid_targets += config_.targets(length_);
 }
 
 std::string Task::fingerprint() const {

@@ -226,26 +226,46 @@ void Transformer::forward_backward(Stream& s, ParamAccess& params, const BatchTe
   embed_backward(s, params, dx_TD, batch);
 }
 
+Buffer Transformer::rows_with_target(Stream& s, const BatchTensors& batch, Tensor x_TD) const {
+  Buffer x_SD = activation(s, "with target", batch.rows_S.rows(), config_.width);
+  ops::run(s, ops::Embedding{.y_TD = x_SD, .tokens_T = batch.rows_S, .w_VD = x_TD});
+  return x_SD;
+}
+
 void Transformer::loss_and_gradient(Stream& s, ParamAccess& params, const Gradient& dx, Tensor x_TD,
                                     const BatchTensors& batch, Tensor loss_T, float loss_weight,
                                     float z_loss) const {
-  Buffer norm_TD = activation(s, "final_norm", x_TD.rows(), config_.width);
-  Buffer dnorm_TD = activation(s, "dfinal_norm", x_TD.rows(), config_.width);
+  const bool some = batch.rows_S.defined();
+  Buffer some_SD, dsome_SD;
+  if (some) {
+    some_SD = rows_with_target(s, batch, x_TD);
+    // One row more, of zeros, for the tokens without a target.
+    dsome_SD = activation(s, "dwith target", batch.rows_S.rows() + 1, config_.width);
+  }
+  const Tensor x_SD = some ? some_SD.tensor() : x_TD;
+  const int64_t S = x_SD.rows();
+  Buffer norm_SD = activation(s, "final_norm", S, config_.width);
+  Buffer dnorm_SD = activation(s, "dfinal_norm", S, config_.width);
   const Weights& head = params.get(head_unit());
-  final_norm_.forward(s, norm_TD, x_TD, head);
+  final_norm_.forward(s, norm_SD, x_SD, head);
   const bool fresh = params.gradients(head_table()).fresh(config_.tied ? kEmbedding : kHead);
   ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
-                                .dx_TD = dnorm_TD,
+                                .dx_TD = dnorm_SD,
                                 .dw_VD = head_.weight(params.gradients(head_table())),
-                                .x_TD = norm_TD,
+                                .x_TD = norm_SD,
                                 .w_VD = head_.weight(params.get(head_table())),
                                 .targets_T = batch.targets_T,
                                 .loss_weight = loss_weight,
                                 .logit_scale = head_.alpha(),
                                 .z_loss = z_loss,
                                 .accumulate_dw = !fresh});
-  ops::run(s, ops::Fill{.x = dx.x_TD, .value = 0.0f});
-  final_norm_.backward(s, dx.x_TD, params.gradients(head_unit()), dnorm_TD, x_TD, head, dx.amax_1);
+  const Tensor dx_SD = some ? dsome_SD.tensor() : dx.x_TD;
+  ops::run(s, ops::Fill{.x = dx_SD, .value = 0.0f});
+  final_norm_.backward(s, dx_SD.row_range(0, S), params.gradients(head_unit()), dnorm_SD, x_SD,
+                       head, dx.amax_1);
+  if (some) {
+    ops::run(s, ops::Embedding{.y_TD = dx.x_TD, .tokens_T = batch.slots_T, .w_VD = dx_SD});
+  }
   release_head(params);
   params.reduce(head_unit());
 }
@@ -270,6 +290,7 @@ void Transformer::evaluate(Stream& s, ParamAccess& params, const BatchTensors& b
                            Tensor hits_T) const {
   Buffer x_TD = embedding_buffer(s, batch.tokens());
   forward(s, params, batch, x_TD, all_blocks());
+  if (batch.rows_S.defined()) x_TD = rows_with_target(s, batch, x_TD);
   const Buffer norm_TD = final_norm(s, params, x_TD);
   ops::run(s, ops::CrossEntropy{.loss_T = loss_T,
                                 .hits_T = hits_T,
@@ -312,10 +333,11 @@ void Transformer::logits(Stream& s, ParamAccess& params, const BatchTensors& bat
   project(s, params, x_TD, logits_TV);
 }
 
-double Transformer::flops_per_token(double keys) const {
+double Transformer::flops_per_token(double keys, double with_target) const {
   double attention = 0;
   for (const Block& block : blocks_) attention += block.attention().flops_per_token(keys);
-  return 6 * static_cast<double>(registry_.count()) + 3 * attention;
+  const auto logits = static_cast<double>(config_.vocab * config_.width);
+  return 6 * (static_cast<double>(registry_.count()) - (1 - with_target) * logits) + 3 * attention;
 }
 
 }  // namespace sbtrain

@@ -29,6 +29,10 @@ struct PassInput {
 struct BatchTensors {
   Tensor tokens_T, targets_T;  // i32
   Sequences sequences;
+  // Where only some tokens have a target, which tokens these are: logits of the others are not
+  // computed, and targets, losses and hits are those of these S tokens. rows_S has their places,
+  // slots_T for each token its place in rows_S, or S. Undefined: S = T.
+  Tensor rows_S{}, slots_T{};  // i32
   int64_t tokens() const { return tokens_T.rows(); }
   PassInput input() const { return {.tokens_T = tokens_T, .positions_T = sequences.positions_T}; }
 };
@@ -45,8 +49,9 @@ class Transformer {
 
   // Forward and backward pass of one micro-batch. The objective is
   // loss_weight * sum_t (loss_t + z_loss lse_t^2); its gradients are added to params.gradients().
-  // loss_T (f32) receives each token's loss in nats, 0 where the target is ignored. With `offload`
-  // the inputs of blocks are in its memory between the two passes.
+  // loss_T (f32) receives each token's loss in nats, or that of each of batch.rows_S, 0 where the
+  // target is ignored. With `offload` the inputs of blocks are in its memory between the two
+  // passes.
   void forward_backward(Stream& s, ParamAccess& params, const BatchTensors& batch, Tensor loss_T,
                         float loss_weight, float z_loss,
                         ActivationOffload* offload = nullptr) const;
@@ -61,8 +66,9 @@ class Transformer {
 
   // Floating-point operations of training on one token, forward and backward, without
   // recomputation: 6 N for all N parameters, and attention over `keys` keys. keys = L/2 counts the
-  // causal half, keys = L the full square.
-  double flops_per_token(double keys) const;
+  // causal half, keys = L the full square. Those of the head count for the share of tokens
+  // `with_target`.
+  double flops_per_token(double keys, double with_target = 1.0) const;
 
   // The parts of a pass, for those of model/inference/. Weights of a unit are gathered while the
   // one before it computes; the last block gathers the head, which its last user releases.
@@ -123,6 +129,8 @@ class Transformer {
   template <typename Run>
   void for_each_block(Stream& s, ParamAccess& params, Buffer& x_TD, BlockRange blocks,
                       bool keeps_last, const Run& run) const;
+  // The rows of x_TD at batch.rows_S.
+  Buffer rows_with_target(Stream& s, const BatchTensors& batch, Tensor x_TD) const;
   // From the blocks' output x_TD to the loss and back: dx becomes the gradient of x_TD.
   void loss_and_gradient(Stream& s, ParamAccess& params, const Gradient& dx, Tensor x_TD,
                          const BatchTensors& batch, Tensor loss_T, float loss_weight,

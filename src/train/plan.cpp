@@ -207,8 +207,8 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
   const TrainConfig& train = config.train;
   const Schedule schedule = schedule_of(config);
   const double L = static_cast<double>(train.sequence_length);
-  const double causal = model.flops_per_token(L / 2);
-  const double full = model.flops_per_token(L);
+  const double causal = model.flops_per_token(L / 2, share_with_target(config));
+  const double full = model.flops_per_token(L, share_with_target(config));
   std::string text = fmt::format("{}: {} layers, width {}, {} heads of {}, vocabulary {}\n",
                                  config.name, config.model.layers, config.model.width,
                                  config.model.heads, config.model.head_width(), config.model.vocab);

@@ -54,7 +54,7 @@ double step_seconds(Config config, Backend backend, Precision precision) {
   step.tune("", /*remember=*/false);
   const std::vector<PackedBatch> batches(
       static_cast<size_t>(config.train.batch / config.train.micro_batch),
-      random_rows(config.train, config.model));
+      random_rows(config.train, config.model, targets_of_row(config)));
   double shortest = 0;
   for (int n = 0; n < kWarmup + kSteps; ++n) {
     ops::run(stream, ops::Synchronize{});

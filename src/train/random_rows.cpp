@@ -6,7 +6,8 @@
 
 namespace sbtrain {
 
-PackedBatch random_rows(const TrainConfig& train, const ModelConfig& model, int64_t index) {
+PackedBatch random_rows(const TrainConfig& train, const ModelConfig& model, int64_t targets,
+                        int64_t index) {
   const int64_t L = train.sequence_length;
   const int64_t T = L * train.micro_batch;
   const Philox random(1, RandomPurpose::kTest, "bench", static_cast<uint64_t>(index));
@@ -17,9 +18,12 @@ PackedBatch random_rows(const TrainConfig& train, const ModelConfig& model, int6
   PackedBatch batch;
   batch.tokens.assign(drawn.begin(), drawn.end() - 1);
   batch.targets.assign(drawn.begin() + 1, drawn.end());
-  for (int64_t t = 0; t < T; ++t) batch.positions.push_back(static_cast<int32_t>(t % L));
+  for (int64_t t = 0; t < T; ++t) {
+    batch.positions.push_back(static_cast<int32_t>(t % L));
+    if (t % L >= targets) batch.targets[static_cast<size_t>(t)] = -1;
+  }
   for (int64_t t = 0; t <= T; t += L) batch.cu_seqlens.push_back(static_cast<int32_t>(t));
-  batch.valid_targets = T;
+  batch.valid_targets = targets * train.micro_batch;
   return batch;
 }
 

@@ -7,8 +7,9 @@
 
 namespace sbtrain {
 
-// A micro-batch of rows of train.sequence_length tokens, each a document whose last target is a
-// random token too. Another `index` draws other tokens.
-PackedBatch random_rows(const TrainConfig& train, const ModelConfig& model, int64_t index = 0);
+// A micro-batch of rows of train.sequence_length tokens, each a document whose first `targets`
+// tokens have a random token as their target (targets_of_row). Another `index` draws other tokens.
+PackedBatch random_rows(const TrainConfig& train, const ModelConfig& model, int64_t targets,
+                        int64_t index = 0);
 
 }  // namespace sbtrain

@@ -108,6 +108,20 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
+// The tokens of a row whose logits training computes: those that a task labels, or all of a text,
+// and all where ranks share sequences, whose parts have as many labels as chance gives them.
+inline int64_t targets_of_row(const Config& config) {
+  const int64_t length = config.train.sequence_length;
+  const bool some = config.data.task.active() && config.train.context_parallel == 1;
+  return some ? config.data.task.targets(length) : length;
+}
+
+// Their share of the tokens (Transformer::flops_per_token).
+inline double share_with_target(const Config& config) {
+  return static_cast<double>(targets_of_row(config)) /
+         static_cast<double>(config.train.sequence_length);
+}
+
 // The learning rate of every step of the run.
 inline Schedule schedule_of(const Config& config) {
   const TrainConfig& train = config.train;

@@ -26,18 +26,22 @@ const char* program_name(ShardedParams::MicroBatch micro_batch) {
 
 // The arrays of a micro-batch in the order in which they lie in memory. Where ranks share
 // sequences, there are kCutPositions, which begin anew with each chunk, and cu_seqlens of each
-// chunk.
+// chunk; elsewhere, where only some tokens have a target, which ones (BatchTensors::rows_S).
 enum InputArray : uint8_t {
   kTokens,
   kInputTargets,
   kPositions,
   kCuSeqlens,
-  kCutPositions,
-  kCuSeqlensOfSecondChunk
+  kAlways,
+  kCutPositions = kAlways,
+  kCuSeqlensOfSecondChunk,
+  kTargetRows = kAlways,
+  kTargetSlots,
+  kMost
 };
-int64_t input_arrays(bool shared, ContextLayout layout) {
-  if (!shared) return kCutPositions;
-  return layout == ContextLayout::kFolded ? kCuSeqlensOfSecondChunk + 1 : kCuSeqlensOfSecondChunk;
+int64_t input_arrays(bool shared, ContextLayout layout, bool some_have_targets) {
+  if (shared) return layout == ContextLayout::kFolded ? kMost : kCuSeqlensOfSecondChunk;
+  return some_have_targets ? kMost : kAlways;
 }
 
 enum ValidationSum : uint8_t {
@@ -52,6 +56,27 @@ enum ValidationSum : uint8_t {
 // The part of a step's numbers that the ranks contribute to.
 Tensor summed(const Tensor& stats) {
   return stats.row_range(0, ops::kSummedStats);
+}
+
+// The tokens of a micro-batch that have a target, at most `most`, as BatchTensors has them: the
+// rest of `rows` are the first token again, whose target there is ignored.
+struct Labelled {
+  std::vector<int32_t> targets, rows, slots;
+};
+Labelled labelled_of(const std::vector<int32_t>& targets, int64_t most) {
+  Labelled out{.targets = {}, .rows = {}, .slots = {}};
+  for (size_t t = 0; t < targets.size(); ++t) {
+    const bool has = targets[t] >= 0;
+    out.slots.push_back(static_cast<int32_t>(has ? static_cast<int64_t>(out.rows.size()) : most));
+    if (!has) continue;
+    out.targets.push_back(targets[t]);
+    out.rows.push_back(static_cast<int32_t>(t));
+  }
+  require(static_cast<int64_t>(out.rows.size()) <= most,
+          "{} tokens with a target in a micro-batch that can have {}", out.rows.size(), most);
+  out.targets.resize(static_cast<size_t>(most), -1);
+  out.rows.resize(static_cast<size_t>(most), 0);
+  return out;
 }
 
 // Tokens that tensor cores do not take in fp8 are multiplied as they are held.
@@ -91,6 +116,7 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
       graph_(s),
       tokens_(config.train.micro_batch * config.train.sequence_length /
               mesh.size(MeshDimension::kContext)),
+      targets_(std::min(tokens_, config.train.micro_batch * targets_of_row(config))),
       inputs_stride_((tokens_ + 1 + 63) / 64 * 64) {
   if (config_.cuda_graph == CudaGraph::kOn && mesh.world().world() > 1) {
     fail(ExitCode::kConfig,
@@ -117,11 +143,12 @@ TrainStep::TrainStep(const Config& config, const Transformer& model, Stream& s, 
   const auto allocate = [&](const char* name, DType dtype, int64_t n) {
     return s.memory().allocate(MemoryClass::kInputs, name, dtype, {n});
   };
-  inputs_ = allocate("micro-batch", DType::kI32,
-                     input_arrays(ring_.has_value(), context_.layout) * inputs_stride_);
+  inputs_ = allocate(
+      "micro-batch", DType::kI32,
+      input_arrays(ring_.has_value(), context_.layout, some_have_targets()) * inputs_stride_);
   for (ContextChunk& chunk : context_.chunks) set_documents(chunk, 1);
-  loss_T_ = allocate("loss", DType::kF32, tokens_);
-  hits_T_ = allocate("hits", DType::kF32, tokens_);
+  loss_S_ = allocate("loss", DType::kF32, targets_);
+  hits_S_ = allocate("hits", DType::kF32, targets_);
   validation_sums_ = allocate("validation sums", DType::kF64, kValidationSums);
   stats_ = allocate("stats", DType::kF64, ops::kStepStats);
   ops::run(s, ops::Fill{.x = stats_, .value = 0.0f});
@@ -144,7 +171,7 @@ Tensor TrainStep::input(int64_t array, int64_t first, int64_t n) const {
 
 BatchTensors TrainStep::views(int64_t documents) const {
   BatchTensors batch{.tokens_T = input(kTokens, 0, tokens_),
-                     .targets_T = input(kInputTargets, 0, tokens_),
+                     .targets_T = input(kInputTargets, 0, targets_),
                      .sequences = {.cu_seqlens = {},
                                    .positions_T = input(kPositions, 0, tokens_),
                                    .count = documents,
@@ -154,6 +181,10 @@ BatchTensors TrainStep::views(int64_t documents) const {
     batch.sequences.context = &context_;
   } else {
     batch.sequences.cu_seqlens = input(kCuSeqlens, 0, documents + 1);
+  }
+  if (some_have_targets()) {
+    batch.rows_S = input(kTargetRows, 0, targets_);
+    batch.slots_T = input(kTargetSlots, 0, tokens_);
   }
   return batch;
 }
@@ -188,8 +219,8 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
   require(batch.tokens.size() == static_cast<size_t>(tokens_) * ranks,
           "a micro-batch of {} tokens where the step has {}", batch.tokens.size(),
           static_cast<size_t>(tokens_) * ranks);
-  std::vector<int32_t> host(
-      static_cast<size_t>(input_arrays(ring_.has_value(), context_.layout) * inputs_stride_));
+  std::vector<int32_t> host(static_cast<size_t>(
+      input_arrays(ring_.has_value(), context_.layout, some_have_targets()) * inputs_stride_));
   const auto put = [&](InputArray i, const std::vector<int32_t>& values, int64_t first = 0) {
     require(first + static_cast<int64_t>(values.size()) <= inputs_stride_, "{} values of {} tokens",
             values.size(), tokens_);
@@ -219,6 +250,12 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
     put_tokens(batch, 0);
     put(kCuSeqlens, batch.cu_seqlens);
     count = documents(batch);
+  }
+  if (some_have_targets()) {
+    const Labelled labelled = labelled_of(batch.targets, targets_);
+    put(kInputTargets, labelled.targets);
+    put(kTargetRows, labelled.rows);
+    put(kTargetSlots, labelled.slots);
   }
   ops::run(stream_, ops::CopyFromHost{.y = inputs_, .host = host.data()});
   return views(count);
@@ -250,7 +287,9 @@ void TrainStep::plan_micro_batches(const BatchTensors& batch, int64_t count) {
 
 std::string TrainStep::tune(const std::string& known, bool remember) {
   // Not of one token: of rows that are alike, sums in any order would be the same.
-  const PackedBatch batch = random_rows(config_, model_.config());
+  const PackedBatch batch =
+      random_rows(config_, model_.config(),
+                  some_have_targets() ? targets_ / config_.micro_batch : config_.sequence_length);
   ops::begin_tuning(stream_, known);
   // The first micro-batch overwrites gradients that later ones add to: other products.
   // These are programs of the plan, so that tuning takes no memory of its own.
@@ -287,9 +326,9 @@ void TrainStep::accumulate(const BatchTensors& batch, ShardedParams::MicroBatch 
 void TrainStep::forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch) {
   const ProgramScope scope(stream_.memory(), program_name(micro_batch));
   params_.begin(micro_batch);
-  model_.forward_backward(stream_, params_, batch, loss_T_, /*loss_weight=*/1.0f,
+  model_.forward_backward(stream_, params_, batch, loss_S_, /*loss_weight=*/1.0f,
                           static_cast<float>(config_.z_loss), offload_ ? &*offload_ : nullptr);
-  ops::run(stream_, ops::AddSum{.y_1 = stats_.tensor().row_range(ops::kLossSum, 1), .x = loss_T_});
+  ops::run(stream_, ops::AddSum{.y_1 = stats_.tensor().row_range(ops::kLossSum, 1), .x = loss_S_});
   params_.join();
 }
 
@@ -331,10 +370,10 @@ PendingStep TrainStep::run(std::span<const PackedBatch> micro_batches, double lr
 
 void TrainStep::add_validation(const BatchTensors& batch) {
   const ProgramScope scope(stream_.memory(), "validation");
-  model_.evaluate(stream_, params_, batch, loss_T_, hits_T_);
+  model_.evaluate(stream_, params_, batch, loss_S_, hits_S_);
   const auto sum = [&](int64_t i) { return validation_sums_.tensor().row_range(i, 1); };
-  ops::run(stream_, ops::AddSum{.y_1 = sum(kValidationLoss), .x = loss_T_});
-  ops::run(stream_, ops::AddSum{.y_1 = sum(kValidationHits), .x = hits_T_});
+  ops::run(stream_, ops::AddSum{.y_1 = sum(kValidationLoss), .x = loss_S_});
+  ops::run(stream_, ops::AddSum{.y_1 = sum(kValidationHits), .x = hits_S_});
   params_.join();
   mesh_.world().all_reduce(stream_, validation_sums_);
 }

@@ -115,6 +115,8 @@ class TrainStep {
   void plan_micro_batches(const BatchTensors& batch, int64_t count);
   BatchTensors upload(const PackedBatch& batch);
   int64_t valid_targets(const PackedBatch& batch) const;
+  // Whether only some tokens of a micro-batch can have a target (BatchTensors::rows_S).
+  bool some_have_targets() const { return targets_ < tokens_; }
   void accumulate(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void forward_backward(const BatchTensors& batch, ShardedParams::MicroBatch micro_batch);
   void apply(double lr, const double* requests);
@@ -137,16 +139,17 @@ class TrainStep {
   const bool records_;
   CapturedGraph graph_;
   const Event* before_update_ = nullptr;
-  int64_t tokens_;  // of a micro-batch, on this rank
+  int64_t tokens_;   // of a micro-batch, on this rank
+  int64_t targets_;  // those of them that can have a target, at most
   // Where ranks share sequences, the others, and this rank's part of the present micro-batch.
   std::optional<ContextRing> ring_;
   ContextShare context_;
   std::optional<ActivationOffload> offload_;
   // Of a micro-batch, i32: one copy brings tokens, targets, positions, cu_seqlens and what chunks
-  // have, each from a multiple of inputs_stride_ elements on.
+  // have, or which tokens have a target, each from a multiple of inputs_stride_ elements on.
   int64_t inputs_stride_;
   Buffer inputs_;
-  Buffer loss_T_, hits_T_;
+  Buffer loss_S_, hits_S_;
   Buffer stats_, validation_sums_;  // f64: ops::StepStat; the values of ValidationSums
 };
 

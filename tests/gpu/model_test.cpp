@@ -550,5 +550,43 @@ TEST_P(GpuModel, RecordedStepsEqualPlainOnes) {
   }
 }
 
+// A step that computes logits of the tokens that a task labels, planned and by records or not, is
+// that which computes all.
+TEST_P(GpuModel, StepsOfLabelledTokensAreThoseOfAll) {
+  Config config = step_config(GetParam(), Recompute::kNone);
+  const auto L = static_cast<int32_t>(config.train.sequence_length);
+  const auto batches = [&](int n) {
+    std::vector<PackedBatch> out = {
+        test::packed_batch({L - 30, 1, 29, L}, config.model.vocab, 2 * n),
+        test::packed_batch({L, 2, L - 2}, config.model.vocab, 2 * n + 1)};
+    for (PackedBatch& batch : out) {
+      for (size_t t = 0; t < batch.targets.size(); ++t) {
+        if (t % 4 != 1) batch.targets[t] = -1;
+      }
+      batch.valid_targets = std::ranges::count_if(batch.targets, [](int32_t t) { return t >= 0; });
+    }
+    return out;
+  };
+  StepRun all(config, /*planned=*/true);
+  const StepResult expected = all.step(batches(0));
+  config.data.task = {.type = TaskKind::kMqar, .pairs = L / 4 + 2};  // a few places are unused
+  std::optional<std::vector<double>> results;
+  for (const bool recorded : {false, true}) {
+    for (const bool planned : {false, true}) {
+      config.train.cuda_graph = recorded ? CudaGraph::kOn : CudaGraph::kOff;
+      StepRun run(config, planned);
+      std::vector<double> mine;
+      for (int n = 0; n < 4; ++n) {
+        const StepResult result = run.step(batches(n));
+        mine.insert(mine.end(), {result.loss, result.grad_norm});
+      }
+      EXPECT_NEAR(mine[0], expected.loss, 1e-4 * expected.loss);
+      EXPECT_NEAR(mine[1], expected.grad_norm, 5e-3 * expected.grad_norm);
+      if (!results) results = mine;
+      EXPECT_EQ(mine, *results) << recorded << planned;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sbtrain

@@ -25,7 +25,7 @@ Config config_of(const char* optimizer, const char* sharding, const char* engine
           "model: {{layers: 3, width: 64, inner: 104, heads: 2, vocab: 101, init_std: 0.1}}\n"
           "train: {{sequence_length: 256, micro_batch: 1, batch: 8, clip: 0, optimizer: {}, "
           "sharding: {}, gather_engine: {}, reduce_engine: {}}}\n"
-          "data: {{task: {{type: mqar, pairs: 2}}}}\n"
+          "data: {{sources: [{{path: text.h5}}]}}\n"
           "stages: [{{name: train, length: 100 steps}}]\n",
           optimizer, sharding, engine, engine),
       "test");

@@ -34,7 +34,7 @@ inline Config optimizer_config(const std::string& train) {
       "train: {sequence_length: 16, micro_batch: 1, batch: 8, clip: 0.5" +
           (train.empty() ? "" : ", " + train) +
           "}\n"
-          "data: {task: {type: mqar, pairs: 2}}\n"
+          "data: {sources: [{path: text.h5}]}\n"
           "stages: [{name: train, length: 100 steps}]\n",
       "test");
 }

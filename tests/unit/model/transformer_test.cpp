@@ -151,6 +151,10 @@ TEST(Transformer, FlopsPerToken) {
   const Transformer model(shape(40, 1536, 4096, 24, 49152, true));
   EXPECT_DOUBLE_EQ(model.flops_per_token(2048), 6.0 * 1'208'083'968 + 6.0 * 40 * 1536 * 4096);
   EXPECT_DOUBLE_EQ(model.flops_per_token(4096), 6.0 * 1'208'083'968 + 12.0 * 40 * 1536 * 4096);
+  // 6 V D of a token without a target are not computed.
+  EXPECT_DOUBLE_EQ(
+      model.flops_per_token(2048, 0.25),
+      model.flops_per_token(2048) - 0.75 * 6 * static_cast<double>(model.config().vocab) * 1536);
 }
 
 // A model with its parameters and one micro-batch of packed documents.

@@ -259,6 +259,46 @@ TEST(TrainStep, OnTheCpuNothingIsRecorded) {
   }
 }
 
+// A task that labels as many tokens of a sequence as append(batch, 2, ...).
+Config task_config(int64_t micro_batch) {
+  Config config = small_config(micro_batch);
+  config.data.task = {.type = TaskKind::kMqar, .pairs = kStepLength / 2};
+  return config;
+}
+
+TEST(TrainStep, LogitsOfLabelledTokensAloneGiveTheSameStep) {
+  PackedBatch full, sparse;  // all labels that there can be, and fewer
+  append(full, 2, 0);
+  append(full, 2, 1);
+  append(sparse, 3, 2);
+  append(sparse, 12, 3);
+  const std::vector<PackedBatch> batches = {full, sparse};
+  Model all(2);
+  Model some(2, /*planned=*/true, make_single_process(), task_config(2));
+  for (const PackedBatch& batch : batches) {
+    const ValidationSums a = all.step.evaluate(batch);
+    const ValidationSums b = some.step.evaluate(batch);
+    EXPECT_NEAR(a.loss, b.loss, 1e-6 * a.loss);
+    EXPECT_EQ(a.hits, b.hits);
+    EXPECT_EQ(a.targets, b.targets);
+  }
+  for (int i = 0; i < 5; ++i) {
+    const StepResult a = all.step.run(batches, 1e-2).wait();
+    const StepResult b = some.step.run(batches, 1e-2).wait();
+    EXPECT_NEAR(a.loss, b.loss, 1e-5 * a.loss);
+    EXPECT_NEAR(a.grad_norm, b.grad_norm, 1e-4 * a.grad_norm);
+  }
+}
+
+TEST(TrainStep, MoreLabelsThanTheTaskHasAreAnError) {
+  PackedBatch batch;
+  append(batch, 2, 0);
+  batch.targets[0] = 1;
+  ++batch.valid_targets;
+  Model model(1, /*planned=*/false, make_single_process(), task_config(1));
+  EXPECT_THROW(model.step.run({&batch, 1}, 0.0), Error);
+}
+
 TEST(TrainStep, HitsAreTheLabelsWithTheLargestLogit) {
   PackedBatch batch;
   append(batch, 2, 2);
