@@ -210,6 +210,17 @@ class Results(unittest.TestCase):
                  for rate, cell in zip(table.columns, cells) if cell}
         self.assertEqual(shown, {label: f"{loss:.3f}" for label, loss in losses.items() if "a tenth" in label})
 
+    def test_whole_schedules_of_the_pair_are_those_of_the_raw_lines(self):
+        after = {(line["label"].removesuffix(", stopped"), tokens // (64 * 2048)): f"{loss:.3f}"
+                 for line in self.raw_lines("pair_350m") if "validation" in line
+                 for tokens, loss in zip(line["validation"]["tokens"], line["validation"]["loss"])}
+        pair = {("stick-breaking", "1e-3"): "stick-breaking", ("RoPE", "5e-4"): "RoPE"}  # have no rate in their labels
+        for label, cells in plot_results.tables_below(self.PAGE, "Rates of the pair")[1].rows:
+            model, steps = label.removesuffix(" steps").split(", ")
+            for rate, cell in zip(("5e-4", "1e-3", "2e-3"), cells):
+                run = pair.get((model, rate), f"{model}, rate {rate}")
+                self.assertEqual(cell, after.get((run, int(steps)), ""), f"docs/results.md, {label}, {rate}")
+
     def test_skipping_is_that_of_the_raw_lines(self):
         rows = self.raw_lines("skip_23m")[0]["rows"]
         table = plot_results.tables_below(self.PAGE, "Skipping keys")[0]
