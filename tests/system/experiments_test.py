@@ -130,13 +130,13 @@ class Experiments(Checkout):
         self.assertIn(f"results of rates/{best[1]}, and rates/rope-4e-3 is better: remove {self.out}/rope*", output)
         self.assertTrue((self.out / "rates/rope-4e-3/checkpoints").is_dir())
 
-        # One model at one rate. Where the folders of runs are gone, what is missing trains anew.
+        # One model at one rate. Where runs, or their weights, are gone, as from an archive, what is missing trains anew.
         self.out = self.folder / "alone"
         alone = [word if word != "1e-3,2e-3" else "1e-3" for word in arguments]
         self.run_script(*alone, "rope", options=options)
         self.assertEqual(len((self.out / "results.jsonl").read_text().splitlines()), 8 + 2 + 1)
-        for run in ("rates/rope-1e-3", "rope_needles"):
-            shutil.rmtree(self.out / run)
+        for gone in ("rates/rope-1e-3/checkpoints", "rope_needles"):
+            shutil.rmtree(self.out / gone)
         (self.out / "rope_tasks.json").unlink()
         self.assertEqual(self.run_script(*alone, "rope", options=options).count(" begins"), 1)
         self.assertTrue((self.out / "rope_tasks.json").is_file())
