@@ -116,10 +116,14 @@ is_complete() { # is_complete RUN
   [ -f "$1/status.json" ] && grep -q '"state": *"complete"' "$1/status.json"
 }
 
-# Trains what is missing of RUN, whose weights are read next: a run without them, as archives keep it, trains anew. The
-# status is that of the program: 85 means that a signal stopped the run after it had saved, and the same command continues.
+has_weights() { # has_weights RUN: that it is complete, and not without them as from an archive
+  is_complete "$1" && [ -f "$1/checkpoints/latest" ]
+}
+
+# Trains what is missing of RUN, whose weights are read next. The status is that of the program: 85 means that a signal
+# stopped the run after it had saved, and the same command continues.
 continue_run() { # continue_run RUN CONFIG OPTIONS...
-  { is_complete "$1" && [ -f "$1/checkpoints/latest" ]; } || "$sbtrain" train --config "$2" --out "$1" "${@:3}"
+  has_weights "$1" || "$sbtrain" train --config "$2" --out "$1" "${@:3}"
 }
 
 # The same. An error ends the job with the program's code.

@@ -91,10 +91,19 @@ fi
 
 # ---- Training ---------------------------------------------------------------------------------
 
+is_measured() { # is_measured MODEL
+  [ -f "$out/$1.json" ] && [ -f "$out/$1.skip.jsonl" ] && [ -f "$out/$1_joined.json" ] && [ -f "$out/$1_tasks.json" ]
+}
+unmeasured=()
+for model in "${models[@]}"; do
+  is_measured "$model" || unmeasured+=("$model")
+done
+
 if [ -z "${values[from]}" ]; then
   for base in "${bases[@]}"; do
+    [[ " ${unmeasured[*]%%_*} " == *" $base "* ]] || continue
     find_rate "$base"
-    is_complete "$out/base/$base" ||
+    has_weights "$out/base/$base" ||
       start_job "base/$base" complete_run "$out/base/$base" "configs/lengths_$base.yaml" "${corpus_options[@]}" \
         "${rate_options[@]}" "${options[@]}"
   done
@@ -150,14 +159,9 @@ train_and_measure() { # train_and_measure MODEL
     --samples "${values[asked]}"
 }
 
-for model in "${models[@]}"; do
+for model in "${unmeasured[@]}"; do
   find_rate "$model"
-  for result in "$out/$model.json" "$out/$model.skip.jsonl" "$out/${model}_joined.json" "$out/${model}_tasks.json"; do
-    if [ ! -f "$result" ]; then
-      start_job "$model" train_and_measure "$model"
-      break
-    fi
-  done
+  start_job "$model" train_and_measure "$model"
 done
 finish_jobs
 

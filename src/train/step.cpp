@@ -64,7 +64,7 @@ struct Labelled {
   std::vector<int32_t> targets, rows, slots;
 };
 Labelled labelled_of(const std::vector<int32_t>& targets, int64_t most) {
-  Labelled out{.targets = {}, .rows = {}, .slots = {}};
+  Labelled out;
   for (size_t t = 0; t < targets.size(); ++t) {
     const bool has = targets[t] >= 0;
     out.slots.push_back(static_cast<int32_t>(has ? static_cast<int64_t>(out.rows.size()) : most));
@@ -219,8 +219,7 @@ BatchTensors TrainStep::upload(const PackedBatch& batch) {
   require(batch.tokens.size() == static_cast<size_t>(tokens_) * ranks,
           "a micro-batch of {} tokens where the step has {}", batch.tokens.size(),
           static_cast<size_t>(tokens_) * ranks);
-  std::vector<int32_t> host(static_cast<size_t>(
-      input_arrays(ring_.has_value(), context_.layout, some_have_targets()) * inputs_stride_));
+  std::vector<int32_t> host(static_cast<size_t>(inputs_.tensor().rows()));
   const auto put = [&](InputArray i, const std::vector<int32_t>& values, int64_t first = 0) {
     require(first + static_cast<int64_t>(values.size()) <= inputs_stride_, "{} values of {} tokens",
             values.size(), tokens_);

@@ -178,6 +178,15 @@ class Experiments(Checkout):
         self.assertNotIn(" begins", again.stdout)
         (self.out / "window_tasks.json").unlink()
         self.assertEqual(run("window").stdout.count(" begins"), 1)
+
+        # Without weights, as from an archive, what is measured stays, and for the rest the first model trains anew, too.
+        for weights in list(self.out.rglob("checkpoints")):
+            shutil.rmtree(weights)
+        self.assertNotIn(" begins", run().stdout)
+        (self.out / "window_tasks.json").unlink()
+        done = run()
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(done.stdout.count(" begins"), 2, done.stdout)
         self.assertIn("--from: nowhere has no run sb", run("--from", "nowhere", "sb").stdout)
 
     def test_a_model_turned_into_stick_breaking(self):
