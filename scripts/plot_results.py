@@ -158,7 +158,12 @@ def draw_pair(tables, output):
     for axes, table, title, named in zip(panels, tables, titles, ends):
         set_lengths(axes, [int(c) for c in table.columns], [2048])
         for line in table.numbers():
-            named.append(draw_named(axes, line, line.label in STRONG))
+            if line.label in COLOUR:
+                named.append(draw_named(axes, line, line.label in STRONG))
+            else:
+                draw_line(axes, line, GREY, False, "o")
+                line.label = line.label.removesuffix(" at evaluation")
+                named.append((*end_of(line, None), INK, False))
         set_title(axes, title)
     for axes, named in zip(panels, ends):  # now that the axis they share has its range
         label_ends(figure, axes, named)

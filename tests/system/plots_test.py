@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -144,9 +145,9 @@ class Results(unittest.TestCase):
             ("Score of passkey", "Score of niah_single_1", "Score of niah_multikey_2"))],
         "needles_vt_23m": [("Needles beyond the trained length", 3, "Score of vt")],
         "pair_350m": [(plot_results.PAIR, 0, WINDOWS), (plot_results.PAIR, 1, SAME),
-                      (plot_results.PAIR, 2, [(WINDOWS, "2048"), (WINDOWS, "8192"), (WINDOWS, "32768"), (SAME, "2048"),
-                                              (SAME, "8192"), (SAME, "32768")]),
-                      (plot_results.PAIR, 3, "Score of passkey"), (plot_results.PAIR, 4, "Score of niah_single_1")],
+                      (plot_results.PAIR, 2, [(WINDOWS, "2048"), (WINDOWS, "8192"), (WINDOWS, "32768")]),
+                      (plot_results.PAIR, 3, [(SAME, "2048"), (SAME, "8192"), (SAME, "32768")]),
+                      (plot_results.PAIR, 4, "Score of passkey"), (plot_results.PAIR, 5, "Score of niah_single_1")],
     }
 
     def tables_of(self, name):
@@ -214,12 +215,26 @@ class Results(unittest.TestCase):
         after = {(line["label"].removesuffix(", stopped"), tokens // (64 * 2048)): f"{loss:.3f}"
                  for line in self.raw_lines("pair_350m") if "validation" in line
                  for tokens, loss in zip(line["validation"]["tokens"], line["validation"]["loss"])}
-        pair = {("stick-breaking", "1e-3"): "stick-breaking", ("RoPE", "5e-4"): "RoPE"}  # have no rate in their labels
+        labels = {("stick-breaking", "1e-3"): "stick-breaking", ("RoPE", "1e-3"): "RoPE, rate 1e-3, on one GPU"}
         for label, cells in plot_results.tables_below(self.PAGE, "Rates of the pair")[1].rows:
             model, steps = label.removesuffix(" steps").split(", ")
             for rate, cell in zip(("5e-4", "1e-3", "2e-3"), cells):
-                run = pair.get((model, rate), f"{model}, rate {rate}")
+                run = labels.get((model, rate), f"{model}, rate {rate}")
                 self.assertEqual(cell, after.get((run, int(steps)), ""), f"docs/results.md, {label}, {rate}")
+
+    def test_the_warmup_of_1b_is_that_of_the_raw_lines(self):
+        line = self.raw_lines("warmup_1b_sb")[0]
+        curve, validation = line["curve"], line["validation"]
+        table = plot_results.tables_below(self.PAGE, "1B at the paper's rate")[0]
+        rows, columns = dict(table.rows), [int(column) for column in table.columns]
+        steps = [tokens // (64 * 4096) for tokens in curve["tokens"]]
+        self.assertEqual(steps, list(range(1, 251)))
+        losses = dict(zip((tokens // (64 * 4096) for tokens in validation["tokens"]), validation["loss"]))
+        norms = [curve["grad_norm"][step - 50:step] for step in columns]
+        self.assertEqual([float(cell) for cell in rows["rate"]], [curve["lr"][step - 1] for step in columns])
+        self.assertEqual(rows["validation loss"], [f"{losses[step]:.3f}" for step in columns])
+        self.assertEqual(rows["gradient norm, median"], [f"{statistics.median(n):.1f}" for n in norms])
+        self.assertEqual(rows["gradient norm, largest"], [f"{max(n):.1f}" for n in norms])
 
     def test_skipping_is_that_of_the_raw_lines(self):
         rows = self.raw_lines("skip_23m")[0]["rows"]
