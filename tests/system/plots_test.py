@@ -190,6 +190,28 @@ class Results(unittest.TestCase):
                             ("rebased", "rebased_learned", "rebased_deep", "rebased_gpt2", "none", "none_learned")),
     }
 
+    # Accuracies (and epochs) of the best rate of a sweep: (heading, which table, the key of its columns, variants of its
+    # rows).
+    ACCURACIES = {
+        "rebased_kernel": ("The kernel of ReBased, part by part", 0, "model.width",
+                           ("rebased", "no_beta", "no_gamma", "no_gamma_beta", "no_norm", "no_norm_beta", "no_norm_gamma")),
+        "mqrar_192": (plot_results.RECALL, 2, "seed", ("stickbreaking", "softmax_rope")),
+    }
+
+    def test_accuracies_are_those_of_the_raw_lines(self):
+        for name, (heading, n, key, variants) in self.ACCURACIES.items():
+            best = {}
+            for run in next(line["runs"] for line in self.raw_lines(name) if "runs" in line):
+                if run["status"] == "done":
+                    place = run["variant"], run["grid"][key]
+                    best[place] = max(best.get(place, (0, 0)), (run["best_accuracy"], run["epochs"]))
+            table = plot_results.tables_below(self.PAGE, heading)[n]
+            self.assertEqual(len(table.rows), len(variants), heading)
+            for (label, cells), variant in zip(table.rows, variants):
+                expected = [best[variant, column.removeprefix("seed ")] for column in table.columns]
+                self.assertEqual(cells, [f"{accuracy:.3f} ({epochs:.0f})" for accuracy, epochs in expected],
+                                 f"docs/results.md, {heading}: {label}")
+
     def raw_lines(self, name):
         return [record for _, record in results_in(SCRIPTS.parent / f"docs/results/{name}.jsonl")]
 
