@@ -4,8 +4,7 @@
     scripts/plot_results.py                 # all of them, into docs/images
     scripts/plot_results.py lengths needles
 
-The results of the single runs are not kept, so these pictures hold what the tables do: means of three seeds, with bands
-of one standard deviation. Each PNG names the table it was drawn from by a digest, which a test compares with the page.
+They hold what the tables do: means of three seeds, with bands of one standard deviation. Each PNG names the table it was drawn from by a digest, which a test compares with the page.
 The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 

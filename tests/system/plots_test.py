@@ -15,6 +15,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import plot_lengths  # noqa: E402
 import plot_loss  # noqa: E402
+import plot_optimizers  # noqa: E402
 import plot_overlap  # noqa: E402
 import plot_results  # noqa: E402
 import plot_skip  # noqa: E402
@@ -150,11 +151,11 @@ class Results(unittest.TestCase):
                       (plot_results.PAIR, 4, "Score of passkey"), (plot_results.PAIR, 5, "Score of niah_single_1")],
     }
 
-    def tables_of(self, name):
+    def tables_of(self, name, against=None):
         """{title: table} of the raw lines of docs/results."""
         command = [sys.executable, SCRIPTS / "tables.py", SCRIPTS.parent / f"docs/results/{name}.jsonl"]
-        if name.startswith(("lengths", "pair")):
-            command += ["--bootstrap", "1000", "--against", "stick-breaking"]
+        if against or name.startswith(("lengths", "pair")):
+            command += ["--bootstrap", "1000", "--against", against or "stick-breaking"]
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         parts = text.strip().split("\n\n")
         return {title: plot_results.Table(table.splitlines()) for title, table in zip(parts[::2], parts[1::2])}
@@ -257,6 +258,128 @@ class Results(unittest.TestCase):
         self.assertEqual(rows["validation loss"], [f"{losses[step]:.3f}" for step in columns])
         self.assertEqual(rows["gradient norm, median"], [f"{statistics.median(n):.1f}" for n in norms])
         self.assertEqual(rows["gradient norm, largest"], [f"{max(n):.1f}" for n in norms])
+
+    MODELS = {"ALiBi": "alibi", "CoCA": "coca", "FIRE": "fire", "no position": "none", "ReBased": "rebased",
+              "ReBased and short convolutions in turns": "rebased_conv"}
+    OPTIMIZED = {"stick-breaking": "sb", "RoPE": "rope", "AdamW": "adamw", "Muon": "muon",
+                 "Muon, `train.precision: fp8`": "muon fp8"}  # names of scripts/optimizers.py
+
+    def optimizers(self, name):
+        return plot_optimizers.read(SCRIPTS.parent / f"docs/results/{name}.jsonl")[1]
+
+    def test_rates_of_the_small_models_are_those_of_the_raw_lines(self):
+        losses = {tuple(line["label"].split(" ")): line["validation"]["loss"][-1] for line in self.raw_lines("rates_23m")}
+        for (model, _), group in plot_optimizers.of_kind(self.optimizers("optimizers_23m"), "grid").items():
+            for result in group:
+                if result["run"]["optimizer"] == "adamw" and result["run"]["decay"] == 1:
+                    rate = f"{1e3 * result['run']['lr']:g}e-3"
+                    losses[model.removeprefix("lengths_"), rate] = plot_optimizers.last_loss(result)
+        table = plot_results.tables_below(self.PAGE, "Rates and decay")[0]
+        for label, cells in table.rows:
+            model = {**self.MODELS, **self.OPTIMIZED}[label]
+            expected = [f"{losses[model, rate]:.3f}" if (model, rate) in losses else "" for rate in table.columns]
+            self.assertEqual(cells, expected, f"docs/results.md, Rates and decay: {label}")
+
+    def test_optimizers_are_those_of_the_raw_lines(self):
+        def of_lines(text):
+            return {label: cells for label, cells in plot_results.Table(text.splitlines()).rows}
+
+        def raw_name(label):
+            return ", ".join(self.OPTIMIZED[part] for part in label.split(", ", 1))
+
+        small, large = self.optimizers("optimizers_23m"), self.optimizers("optimizers_350m")
+        page = plot_results.tables_below(self.PAGE, "AdamW and Muon")
+        grid = plot_results.Table(plot_optimizers.grid_table(small).splitlines())
+        shown, label = [], ""
+        for first, cells in page[0].rows:
+            label = first or label
+            shown.append((raw_name(label), cells))
+        self.assertEqual(sorted(shown), sorted(grid.rows))
+        seeds = of_lines(plot_optimizers.seeds_table(small, "seed"))
+        for label, (rate, loss, seconds, *needed) in page[1].rows:
+            raw = seeds[raw_name(label)]
+            self.assertEqual([float(part) for part in rate.split(", ")], [float(part) for part in raw[0].split(", ")])
+            self.assertEqual([loss, seconds, *needed], [*raw[2:4], raw[4] or raw[1], raw[5] or raw[1]], label)
+        for n, name in ((3, "lengths"), (4, "same")):
+            rows = of_lines(plot_optimizers.lengths_table(small, name))
+            self.assertEqual({raw_name(label): cells for label, cells in page[n].rows}, rows, name)
+
+        page = plot_results.tables_below(self.PAGE, "AdamW and Muon at 367M parameters")
+        grid = of_lines(plot_optimizers.grid_table(large))
+        self.assertEqual({f"350m_sb, {self.OPTIMIZED[label]}": cells for label, cells in page[0].rows},
+                         {label: cells[1:] for label, cells in grid.items()})
+        long = of_lines(plot_optimizers.seeds_table(large, "long"))
+        for label, (rate, loss, seconds, needed) in page[1].rows:
+            raw = long[f"350m_sb, {self.OPTIMIZED[label]}"]
+            self.assertEqual(float(rate), float(raw[0].split(", ")[0]))
+            self.assertEqual([loss, seconds, needed], [*raw[2:4], raw[4] or raw[1]], label)
+
+    def test_lengths_of_optimizers_are_those_of_the_raw_lines(self):
+        page = plot_results.tables_below(self.PAGE, "AdamW and Muon at 367M parameters")[2]
+        raw = {base: self.tables_of("optimizers_350m_lengths", base) for base in ("AdamW", "Muon")}
+        base, start = {"Muon": "AdamW", "Muon in fp8": "Muon"}, {"windows": "token), windows", "same targets": self.SAME}
+        for label, cells in page.rows:
+            if label:
+                what, model = label.split(", ")
+                for column, cell in zip(page.columns, cells):
+                    self.assertEqual(cell, self.column(raw["AdamW"], start[what], column, False)[model], (label, column))
+            else:
+                for column, cell in zip(page.columns, cells):
+                    whole = self.column(raw[base[model]], start[what], column, True)[model]
+                    self.assertEqual(cell, whole[whole.index("("):], (what, model, column))
+
+    def test_long_contexts_are_those_of_the_raw_lines(self):
+        page = plot_results.tables_below((SCRIPTS.parent / "docs/long_context.md").read_text(encoding="utf-8"),
+                                         "What trained weights give")
+        names = {"RoPE in a window of 256": "window"}
+        losses, found, seconds, read = {}, {}, {}, {}
+        for line in self.raw_lines("long_contexts"):
+            label = line["label"].removesuffix(", joined documents")
+            for row in line.get("lengths", []):
+                losses[label, row["length"]] = row["loss"]
+            for task in line.get("tasks", []):
+                for row in task["lengths"]:
+                    found[label, row["length"]] = row
+            for row in line.get("rows", []):
+                skips = ", `skip_epsilon` 0" if label == "stick-breaking" and row["epsilon"] == 0 else ""
+                seconds[label + skips, row["length"]] = row["batch_tokens"], row["model_training_seconds"]
+                read[label + skips, row["length"]] = row["keys_read"]
+        for label, cells in page[0].rows:
+            for column, cell in zip(page[0].columns, cells):
+                loss = losses[names.get(label, label), int(column.replace(",", ""))]
+                self.assertAlmostEqual(float(cell), loss, delta=5.1e-4, msg=f"{label}, {column}")
+        for label, cells in page[1].rows:
+            for column, cell in zip(page[1].columns, cells):
+                row = found[names.get(label, label), int(column.replace(",", ""))]
+                self.assertIn(cell, (f"{row['score']:.0%}", f"{row['score']:.0%} ({row['low']:.0%} to {row['high']:.0%})"))
+        for label, cells in page[2].rows:
+            for column, cell in zip(page[2].columns, cells):
+                length = int(column.replace(",", ""))
+                if label == "of the keys it reads":
+                    self.assertEqual(cell, f"{read['stick-breaking', length]:.0%}")
+                else:
+                    tokens, time = seconds[names.get(label, label), length]
+                    self.assertAlmostEqual(float(cell.replace(",", "")), max(tokens, length) / time,
+                                           delta=1e-5 * tokens / time + 1, msg=f"{label}, {column}")
+
+    def test_a_rope_model_that_is_turned_is_that_of_the_raw_lines(self):
+        page = (SCRIPTS.parent / "docs/experiments.md").read_text(encoding="utf-8")
+        table = plot_results.tables_below(page, "A RoPE model turned into stick-breaking")[0]
+        runs = {line["label"]: line["validation"] for line in self.raw_lines("from_rope_23m")}
+        goal = runs["original"]["loss"][-1] + 0.05
+        for rate, cells in table.rows:
+            run = runs[f"rate {rate}"]
+            first = next(tokens for tokens, loss in zip(run["tokens"], run["loss"]) if loss <= goal)
+            self.assertEqual(cells, [f"{first / 1e6:.1f}M", f"{run['loss'][-1]:.3f}"], rate)
+
+    def test_overlap_is_that_of_the_raw_lines(self):
+        table = plot_results.tables_below(self.PAGE, "Associative recall, MQAR (after R)")[2]
+        heads = {line["label"].removeprefix("overlap_"): line["heads"] for line in self.raw_lines("overlap")}
+        for label, (_, looking, overlap, of_all, _) in table.rows:
+            of_model = [head["iou_soft"] for head in heads[label.lower()]]
+            look = [head["iou_soft"] for head in heads[label.lower()] if head["iou_top"] > 0.5]
+            self.assertEqual([looking, overlap, of_all], [str(len(look)), f"{statistics.mean(look):.3f} (best {max(look):.3f})",
+                                                          f"{statistics.mean(of_model):.3f}"], label)
 
     def test_skipping_is_that_of_the_raw_lines(self):
         rows = self.raw_lines("skip_23m")[0]["rows"]
