@@ -106,6 +106,7 @@ EXPERIMENTS = (
         ("mqar_512_short", 150, "the same in 512 tokens"),
         ("mqar_1024_short", 200, "the same in 1024 tokens"))),
     Experiment("rates", 1600, "rates of the 23M models", (["lengths_lr.yaml"],), TEXT),
+    Experiment("rates_400", 400, "the same after 400 steps", (["lengths_lr_400.yaml"],), TEXT),
     Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
         ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],),
                ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])),
