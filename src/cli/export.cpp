@@ -84,8 +84,9 @@ void add_export(Command app, Action& action) {
   command.add_option("--output", options->output, "New folder").required();
   command.add_choice(
       "--format", options->format,
-      "hf: Llama, Granite, Mistral, SmolLM3 or Qwen where the model is one, otherwise with "
-      "Python code of its own; fla: flash-linear-attention's stick-breaking model");
+      "hf: Llama, Granite, Mistral, SmolLM3, Qwen, OLMo 2, GPT-NeoX or GPT-2 where the model is "
+      "one, otherwise with Python code of its own; fla: flash-linear-attention's stick-breaking "
+      "model");
   command.add_choice("--dtype", options->dtype, "Type of the stored weights");
   command.add_option("--tokenizer", options->tokenizer,
                      "Tokenizer of the training data; default: the run's");

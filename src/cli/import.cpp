@@ -32,10 +32,11 @@ void add_import(Command app, Action& action) {
   auto options = std::make_shared<ImportOptions>();
   Command command = app.add_subcommand("import", "Turn a Hugging Face folder into a run folder");
   command
-      .add_option("--input", options->input,
-                  "Folder with config.json and safetensors: Llama, Granite, Mistral, SmolLM2, "
-                  "SmolLM3, Qwen2, Qwen2.5, Qwen3, flash-linear-attention's stick-breaking model, "
-                  "or what sbtrain export has written")
+      .add_option(
+          "--input", options->input,
+          "Folder with config.json and safetensors: Llama, Granite, Mistral, SmolLM2, "
+          "SmolLM3, Qwen2, Qwen2.5, Qwen3, OLMo 2, GPT-NeoX, GPT-2, flash-linear-attention's "
+          "stick-breaking model, or what sbtrain export has written")
       .required();
   command.add_option("--output", options->output, "New run folder").required();
   command.add_flag("--without-tokenizer", options->without_tokenizer,
