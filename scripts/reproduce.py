@@ -110,6 +110,9 @@ EXPERIMENTS = (
     Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
         ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],),
                ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])),
+    Experiment("warmup_1b_sb_mup", 1300, "the same with muP", (
+        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb_mup.yaml", "--out", "$OUT/warmup_1b_sb_mup"],),
+               ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])),
 )
 
 

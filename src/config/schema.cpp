@@ -43,6 +43,10 @@ void describe(Fields& f, ModelConfig& c) {
   f.add("residual_multiplier", c.residual_multiplier, above(0),
         "Factor of what each sublayer adds to the residual stream (muP; 0.22 there).");
   f.add("logits_multiplier", c.logits_multiplier, above(0), "Factor of the logits (muP).");
+  f.add("matrix_lr_factor", c.matrix_lr_factor, above(0),
+        "Factor of the learning rate of the matrices in blocks (muP; 256 / width there).");
+  f.add("embedding_init_std", c.embedding_init_std, at_least(0),
+        "Standard deviation of the initial embedding, head and learned positions; 0: init_std.");
   Rule attention;
   attention.single = true;
   f.list("attention", c.attention, attention,

@@ -33,8 +33,9 @@ struct TensorSpec {
   std::vector<int64_t> shape;    // logical: what is counted, checkpointed and exported
   std::vector<int64_t> storage;  // in memory; empty: same as shape. Elements beyond shape stay 0.
   Init init;
-  bool decay = false;  // weight decay applies
-  bool fused = false;  // follows the previous tensor without a gap: one matrix
+  bool decay = false;   // weight decay applies
+  float lr_factor = 1;  // of the step's learning rate
+  bool fused = false;   // follows the previous tensor without a gap: one matrix
   // Each backward pass of a micro-batch forms the whole gradient, as stored, by one product, norm
   // or loss before anything is added, which overwrites what is there instead of adding to zeros.
   bool one_product = false;

@@ -41,6 +41,8 @@ struct ModelConfig : AttentionShape {
   double embedding_multiplier = 1.0;
   double residual_multiplier = 1.0;
   double logits_multiplier = 1.0;
+  double matrix_lr_factor = 1.0;    // of the learning rate of matrices in blocks
+  double embedding_init_std = 0.0;  // of embedding, head and learned positions; 0: init_std
   std::vector<AttentionConfig> attention = {AttentionConfig{}};  // repeated over the layers
   bool operator==(const ModelConfig&) const = default;
 };

@@ -32,6 +32,11 @@ class BlockWeights {
   std::optional<Weights> all_;
 };
 
+// Of embedding, head and learned positions.
+Init table_init(const ModelConfig& config) {
+  return Init::normal(config.embedding_init_std > 0 ? config.embedding_init_std : config.init_std);
+}
+
 // The parameters that layers share, from all blocks, each name once.
 std::vector<TensorSpec> shared_parameters(const std::vector<Block>& blocks) {
   std::vector<TensorSpec> specs;
@@ -57,7 +62,7 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
       final_norm_(norm_spec(config, kFinalNorm)),
       head_({.parts = {{config.tied ? kEmbedding : kHead, config.vocab}},
              .cols = config.width,
-             .init = Init::normal(config.init_std),
+             .init = table_init(config),
              .alpha = static_cast<float>(config.logits_multiplier),
              .role = ParamRole::kTable}) {
   require(!config.attention.empty(), "the model has no attention configured");
@@ -65,7 +70,7 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
     blocks_.emplace_back(config, config.attention[layer % config.attention.size()], recompute);
   }
   const std::vector<int64_t> table = {config.vocab, config.width};
-  const Init init = Init::normal(config.init_std);
+  const Init init = table_init(config);
   std::vector<TensorSpec> embedding = {
       {.name = kEmbedding, .shape = table, .storage = {}, .init = init, .decay = true}};
   embedding.front().role = ParamRole::kTable;
@@ -79,8 +84,13 @@ Transformer::Transformer(const ModelConfig& config, Recompute recompute, int wor
                          .role = ParamRole::kTable});
   }
   registry_.add_unit("model.", embedding);
+  const auto lr_factor = static_cast<float>(config.matrix_lr_factor);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    registry_.add_unit(fmt::format("model.layers.{}.", layer), blocks_[layer].parameters());
+    std::vector<TensorSpec> specs = blocks_[layer].parameters();
+    for (TensorSpec& spec : specs) {
+      if (spec.role == ParamRole::kLinear) spec.lr_factor = lr_factor;
+    }
+    registry_.add_unit(fmt::format("model.layers.{}.", layer), specs);
   }
   std::vector<TensorSpec> head;
   final_norm_.add_parameters(head);

@@ -15,6 +15,7 @@
 // the step is applied: where kApply is 0, weights and state keep their bits.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -53,6 +54,7 @@ struct FlatView {
   Tensor gradient;                      // f32 [n], of the sum of the losses: see kGradScale
   std::vector<Tensor> states{};         // f32 [n], in the order of Optimizer::states()
   std::vector<ops::DecayRange> decays;  // the elements with weight decay
+  float lr_factor = 1;                  // TensorSpec::lr_factor, see by_rate()
 };
 
 // A part of a matrix, with room for what travels to the matrix's owner and back.
@@ -62,6 +64,22 @@ struct MatrixView : FlatView {
   // In direct() it may be undefined, where another replica sends the same.
   Tensor travels{};
 };
+
+// Calls update(inputs, views) for all views of each factor in turn, with the learning rate that
+// they have: an optimizer sees views of one rate.
+template <class View, class Update>
+void by_rate(const UpdateInputs& in, std::span<const View> views, const Update& update) {
+  std::vector<View> left(views.begin(), views.end());
+  while (!left.empty()) {
+    const float factor = left.front().lr_factor;
+    const auto others = std::stable_partition(
+        left.begin(), left.end(), [&](const View& view) { return view.lr_factor == factor; });
+    UpdateInputs inputs = in;
+    inputs.lr *= factor;
+    update(inputs, std::span<const View>(left.begin(), others));
+    left.erase(left.begin(), others);
+  }
+}
 
 class Optimizer {
  public:

@@ -386,7 +386,8 @@ FlatView ShardedParams::view(const Unit& unit, const StateRange& range) const {
           .compute = has_copies() && unit.in_fp8 < 0 ? part(unit.shard.compute) : Tensor(),
           .gradient = part(unit.shard.gradient),
           .states = range.states,
-          .decays = range.decays};
+          .decays = range.decays,
+          .lr_factor = range.lr_factor};
 }
 
 void ShardedParams::update(const UpdateInputs& in) {
@@ -415,7 +416,9 @@ void ShardedParams::update_flat(const UpdateInputs& in, int begin, int end) {
       if (range.matrix == nullptr) views.push_back(view(units_[u], range));
     }
   }
-  if (!views.empty()) optimizer_->update(stream_, in, views);
+  by_rate<FlatView>(in, views, [&](const UpdateInputs& inputs, std::span<const FlatView> same) {
+    optimizer_->update(stream_, inputs, same);
+  });
 }
 
 // Sends the matrices of a group to their owners, beside which the flat ranges of its units are

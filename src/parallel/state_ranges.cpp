@@ -13,12 +13,15 @@ std::vector<StateRange> ranges_of(const ParamUnit& unit, const Optimizer& optimi
     const bool matrix = optimizer.takes_matrix(tensor.spec);
     const std::vector<std::string> names = optimizer.states(tensor.spec);
     const bool flat_before = !ranges.empty() && ranges.back().matrix == nullptr;
-    if (flat_before && (matrix || ranges.back().names != names)) {
-      ranges.back().size = tensor.offset - ranges.back().begin;
-    }
-    if (matrix || !flat_before || ranges.back().names != names) {
+    const bool goes_on = flat_before && !matrix && ranges.back().names == names &&
+                         ranges.back().lr_factor == tensor.spec.lr_factor;
+    if (flat_before && !goes_on) ranges.back().size = tensor.offset - ranges.back().begin;
+    if (!goes_on) {
       const int64_t begin = matrix ? tensor.offset : end();
-      ranges.push_back({.begin = begin, .matrix = matrix ? &tensor : nullptr, .names = names});
+      ranges.push_back({.begin = begin,
+                        .matrix = matrix ? &tensor : nullptr,
+                        .names = names,
+                        .lr_factor = tensor.spec.lr_factor});
     }
     ranges.back().size = tensor.offset + tensor.stored - ranges.back().begin;
   }

@@ -1,4 +1,5 @@
-// What of a shard keeps the same state of an optimizer, and is updated as one range.
+// What of a shard keeps the same state of an optimizer, has the same learning rate, and is updated
+// as one range.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,7 @@ struct StateRange {
   std::vector<std::string> names;         // of the states
   std::vector<Tensor> states{};           // f32 [size], in that order
   std::vector<ops::DecayRange> decays{};  // elements with weight decay, from `begin` on
+  float lr_factor = 1;                    // of its tensors
   int64_t end() const { return begin + size; }
 };
 
