@@ -372,6 +372,14 @@ class Results(unittest.TestCase):
             first = next(tokens for tokens, loss in zip(run["tokens"], run["loss"]) if loss <= goal)
             self.assertEqual(cells, [f"{first / 1e6:.1f}M", f"{run['loss'][-1]:.3f}"], rate)
 
+    def test_rates_of_widths_are_those_of_the_raw_lines(self):
+        page = (SCRIPTS.parent / "docs/optimizers.md").read_text(encoding="utf-8")
+        table = plot_results.tables_below(page, "Rates that carry over to other widths (muP)")[1]
+        losses = {(run["variant"], run["grid"]["train.lr"]): run["best_loss"] for run in self.raw_lines("mup_widths")[0]["runs"]}
+        for label, cells in table.rows:
+            variant = label.replace(", muP", "_mup").replace(" ", "_")
+            self.assertEqual(cells, [f"{losses[variant, rate]:.3f}" for rate in table.columns], label)
+
     def test_overlap_is_that_of_the_raw_lines(self):
         table = plot_results.tables_below(self.PAGE, "Associative recall, MQAR (after R)")[2]
         heads = {line["label"].removeprefix("overlap_"): line["heads"] for line in self.raw_lines("overlap")}
