@@ -174,6 +174,21 @@ TEST_F(GpuSystemTest, RecomputingChangesNothing) {
   expect_equal_runs("a", "b");
 }
 
+// The ranges of an update are cut where rates differ, at any element.
+TEST_F(GpuSystemTest, MatricesWithARateOfTheirOwnTrainAsOnTheCpu) {
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    for (const std::string device : {"cpu", "cuda"}) {
+      std::vector<std::string> steps =
+          twenty_steps(fmt::format("{}-{}", optimizer, device), device);
+      steps.insert(steps.end(),
+                   {"--train.optimizer=" + optimizer, "--train.lr=1e-2",
+                    "--model.matrix_lr_factor=0.25", "--model.embedding_init_std=0.1"});
+      ASSERT_EQ(run(steps), 0) << output_;
+    }
+    expect_close_losses(optimizer + "-cuda", optimizer + "-cpu", 1, 20);
+  }
+}
+
 TEST_F(GpuSystemTest, OffloadingChangesNothing) {
   ASSERT_EQ(run(twenty_steps("a", "cuda")), 0) << output_;
   std::vector<std::string> offload = twenty_steps("b", "cuda");
