@@ -180,9 +180,8 @@ TEST_F(GpuSystemTest, MatricesWithARateOfTheirOwnTrainAsOnTheCpu) {
     for (const std::string device : {"cpu", "cuda"}) {
       std::vector<std::string> steps =
           twenty_steps(fmt::format("{}-{}", optimizer, device), device);
-      steps.insert(steps.end(),
-                   {"--train.optimizer=" + optimizer, "--train.lr=1e-2",
-                    "--model.matrix_lr_factor=0.25", "--model.embedding_init_std=0.1"});
+      steps.insert(steps.end(), {"--train.optimizer=" + optimizer, "--model.matrix_lr_factor=0.25",
+                                 "--model.embedding_init_std=0.1"});
       ASSERT_EQ(run(steps), 0) << output_;
     }
     expect_close_losses(optimizer + "-cuda", optimizer + "-cpu", 1, 20);
