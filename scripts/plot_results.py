@@ -4,7 +4,8 @@
     scripts/plot_results.py                 # all of them, into docs/images
     scripts/plot_results.py lengths needles
 
-They hold what the tables do: means of three seeds, with bands of one standard deviation. Each PNG names the table it was drawn from by a digest, which a test compares with the page.
+They hold what the tables do: means of three seeds, with bands of one standard deviation. Each PNG names the table it
+was drawn from by a digest, which a test compares with the page.
 The script needs matplotlib (Debian and Ubuntu: apt-get install python3-matplotlib).
 """
 
@@ -87,11 +88,11 @@ BANDS = "bands: standard deviation of three seeds; dashed: as trained"
 
 
 def draw_named(axes, line, strong):
-    """Draws a line of a table, and returns what label_ends writes at its end."""
-    colour = COLOUR[line.label]
-    draw_line(axes, line, colour, strong, "o")
+    """Draws a line of a table, grey where its model has no colour, and returns what label_ends writes at its end."""
+    colour = COLOUR.get(line.label)
+    draw_line(axes, line, colour or GREY, strong, "o")
     line.label = line.label.removesuffix(" at evaluation")
-    return (*end_of(line, None), colour, strong)
+    return (*end_of(line, None), colour or INK, strong)
 
 
 def draw_claim(tables, output):
@@ -157,12 +158,7 @@ def draw_pair(tables, output):
     for axes, table, title, named in zip(panels, tables, titles, ends):
         set_lengths(axes, [int(c) for c in table.columns], [2048])
         for line in table.numbers():
-            if line.label in COLOUR:
-                named.append(draw_named(axes, line, line.label in STRONG))
-            else:
-                draw_line(axes, line, GREY, False, "o")
-                line.label = line.label.removesuffix(" at evaluation")
-                named.append((*end_of(line, None), INK, False))
+            named.append(draw_named(axes, line, line.label in STRONG))
         set_title(axes, title)
     for axes, named in zip(panels, ends):  # now that the axis they share has its range
         label_ends(figure, axes, named)

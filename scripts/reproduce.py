@@ -107,12 +107,10 @@ EXPERIMENTS = (
         ("mqar_1024_short", 200, "the same in 1024 tokens"))),
     Experiment("rates", 1600, "rates of the 23M models", (["lengths_lr.yaml"],), TEXT),
     Experiment("rates_400", 400, "the same after 400 steps", (["lengths_lr_400.yaml"],), TEXT),
-    Experiment("warmup_1b_sb", 1300, "the paper's rate of 0.01 at 1B, through its warmup", (
-        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb.yaml", "--out", "$OUT/warmup_1b_sb"],),
-               ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])),
-    Experiment("warmup_1b_sb_mup", 1300, "the same with muP", (
-        ["SBTRAIN", "train", "--config", "configs/warmup_1b_sb_mup.yaml", "--out", "$OUT/warmup_1b_sb_mup"],),
-               ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])),
+    *(Experiment(name, 1300, what, (["SBTRAIN", "train", "--config", f"configs/{name}.yaml", "--out", f"$OUT/{name}"],),
+                 ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])) for name, what in (
+        ("warmup_1b_sb", "the paper's rate of 0.01 at 1B, through its warmup"),
+        ("warmup_1b_sb_mup", "the same with muP"))),
 )
 
 
