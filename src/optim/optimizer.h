@@ -68,16 +68,15 @@ struct MatrixView : FlatView {
 // Calls update(inputs, views) for all views of each factor in turn, with the learning rate that
 // they have: an optimizer sees views of one rate.
 template <class View, class Update>
-void by_rate(const UpdateInputs& in, std::span<const View> views, const Update& update) {
-  std::vector<View> left(views.begin(), views.end());
-  while (!left.empty()) {
-    const float factor = left.front().lr_factor;
-    const auto others = std::stable_partition(
-        left.begin(), left.end(), [&](const View& view) { return view.lr_factor == factor; });
+void by_rate(const UpdateInputs& in, std::vector<View> views, const Update& update) {
+  for (auto begin = views.begin(); begin != views.end();) {
+    const float factor = begin->lr_factor;
+    const auto end = std::stable_partition(
+        begin, views.end(), [&](const View& view) { return view.lr_factor == factor; });
     UpdateInputs inputs = in;
     inputs.lr *= factor;
-    update(inputs, std::span<const View>(left.begin(), others));
-    left.erase(left.begin(), others);
+    update(inputs, std::span<const View>(begin, end));
+    begin = end;
   }
 }
 

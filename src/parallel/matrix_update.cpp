@@ -391,10 +391,10 @@ const MatrixGroup& MatrixUpdate::apply(const UpdateInputs& in) {
         replicas ? flight.all.row_range(piece.replica * group.gathered + piece.gathered, piece.size)
                  : flight.there.row_range(piece.owner * group.part + piece.offset, piece.size);
   }
-  by_rate<MatrixView>(in, flight.parts,
-                      [&](const UpdateInputs& inputs, std::span<const MatrixView> same) {
-                        optimizer_.apply(compute_, inputs, same);
-                      });
+  by_rate(in, std::move(flight.parts),
+          [&](const UpdateInputs& inputs, std::span<const MatrixView> same) {
+            optimizer_.apply(compute_, inputs, same);
+          });
   flights_.pop_front();
   return group;
 }

@@ -416,7 +416,7 @@ void ShardedParams::update_flat(const UpdateInputs& in, int begin, int end) {
       if (range.matrix == nullptr) views.push_back(view(units_[u], range));
     }
   }
-  by_rate<FlatView>(in, views, [&](const UpdateInputs& inputs, std::span<const FlatView> same) {
+  by_rate(in, std::move(views), [&](const UpdateInputs& inputs, std::span<const FlatView> same) {
     optimizer_->update(stream_, inputs, same);
   });
 }

@@ -21,6 +21,7 @@
 #include "parallel/param_shards.h"
 #include "support/model.h"
 #include "support/planned_step.h"
+#include "support/process.h"
 #include "support/thread_world.h"
 #include "train/step.h"
 
@@ -50,6 +51,13 @@ struct OptimizerRun {
   // Only the first sequence of a step has targets, so that gradients are the same in every world.
   bool one_sequence = false;
   bool planned = false;  // the memory follows a plan
+
+  OptimizerRun steps(int begin, int end) const {
+    OptimizerRun run = *this;
+    run.first = begin;
+    run.last = end;
+    return run;
+  }
 };
 
 inline void PrintTo(const OptimizerRun& run, std::ostream* out) {  // NOLINT: GoogleTest's name
@@ -143,6 +151,20 @@ inline OptimizerResult run_optimizer(const Config& config, const OptimizerRun& r
     add_tensors(step.params(), result);
   });
   return result;
+}
+
+// Steps [stop, last) of a run that has been saved after `stop` steps, and has been on three ranks
+// since, which change no bit of what is saved.
+inline OptimizerResult run_resumed(const Config& config, const OptimizerRun& run, int stop,
+                                   int last) {
+  const TemporaryFolder saved, other;
+  OptimizerRun head = run.steps(0, stop), rest = run.steps(stop, last);
+  head.to = saved.path();
+  rest.from = other.path();
+  run_optimizer(config, head);
+  run_optimizer(config,
+                {.world = 3, .first = stop, .last = stop, .from = head.to, .to = rest.from});
+  return run_optimizer(config, rest);
 }
 
 }  // namespace sbtrain::test

@@ -180,10 +180,8 @@ class Fp8Worlds : public testing::TestWithParam<OptimizerRun> {};
 
 // Ranks share sequences: the gradients of micro-batches are the same, their sums in another order.
 TEST_P(Fp8Worlds, TrainLikeOneRank) {
-  OptimizerRun run = GetParam();
-  run.last = 10;
   const OptimizerResult one = run_optimizer(fp8(), {.last = 10});
-  const OptimizerResult many = run_optimizer(fp8(), run);
+  const OptimizerResult many = run_optimizer(fp8(), GetParam().steps(0, 10));
   for (size_t i = 0; i < one.losses.size(); ++i) {
     EXPECT_NEAR(many.losses[i], one.losses[i], 5e-3 * one.losses[i]) << i;
   }
@@ -191,15 +189,11 @@ TEST_P(Fp8Worlds, TrainLikeOneRank) {
 
 TEST_P(Fp8Worlds, ResumeBitForBit) {
   const TemporaryFolder saved;
-  OptimizerRun straight = GetParam(), head = GetParam(), rest = GetParam();
-  straight.last = 4;
-  head.last = 2;
-  head.to = saved.path();
+  OptimizerRun head = GetParam().steps(0, 2), rest = GetParam().steps(2, 4);
+  head.to = rest.from = saved.path();
   run_optimizer(fp8(), head);
-  rest.first = 2;
-  rest.last = 4;
-  rest.from = saved.path();
-  EXPECT_EQ(run_optimizer(fp8(), rest).tensors, run_optimizer(fp8(), straight).tensors);
+  EXPECT_EQ(run_optimizer(fp8(), rest).tensors,
+            run_optimizer(fp8(), GetParam().steps(0, 4)).tensors);
 }
 
 TEST_P(Fp8Worlds, ThePlannedPoolGivesTheSameBits) {

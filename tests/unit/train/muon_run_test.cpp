@@ -26,12 +26,7 @@ const Config& muon() {
 
 class MuonRun : public testing::TestWithParam<OptimizerRun> {
  protected:
-  static OptimizerRun run(int first, int last) {
-    OptimizerRun run = GetParam();
-    run.first = first;
-    run.last = last;
-    return run;
-  }
+  static OptimizerRun run(int first, int last) { return GetParam().steps(first, last); }
 };
 
 // With the same gradients, which ranks own the matrices, and how these travel, changes no bit, of
@@ -70,17 +65,8 @@ TEST_P(MuonRun, ThePlannedPoolGivesTheSameBits) {
 }
 
 TEST_P(MuonRun, ResumesBitForBit) {
-  const TemporaryFolder saved, other;
   const OptimizerResult straight = run_optimizer(muon(), run(0, 6));
-  OptimizerRun head = run(0, 3);
-  head.to = saved.path();
-  run_optimizer(muon(), head);
-  // By way of another world, which changes no bit of what is saved.
-  run_optimizer(muon(),
-                {.world = 3, .first = 3, .last = 3, .from = saved.path(), .to = other.path()});
-  OptimizerRun rest = run(3, 6);
-  rest.from = other.path();
-  const OptimizerResult resumed = run_optimizer(muon(), rest);
+  const OptimizerResult resumed = run_resumed(muon(), GetParam(), 3, 6);
   EXPECT_EQ(resumed.tensors, straight.tensors);
   EXPECT_EQ(resumed.losses,
             std::vector<double>(straight.losses.begin() + 3, straight.losses.end()));
