@@ -150,7 +150,7 @@ class Results(unittest.TestCase):
         after = {(line["label"].removesuffix(", stopped"), tokens // (64 * 2048)): f"{loss:.3f}"
                  for line in self.raw_lines("pair_350m") if "validation" in line
                  for tokens, loss in zip(line["validation"]["tokens"], line["validation"]["loss"])}
-        labels = {("stick-breaking", "1e-3"): "stick-breaking", ("RoPE", "1e-3"): "RoPE, rate 1e-3, on one GPU"}
+        labels = {("stick-breaking", "1e-3"): "stick-breaking", ("RoPE", "1e-3"): "RoPE"}
         for label, cells in plot_results.tables_below(self.PAGE, "Rates of the pair")[1].rows:
             model, steps = label.removesuffix(" steps").split(", ")
             for rate, cell in zip(("5e-4", "1e-3", "2e-3"), cells):
@@ -291,20 +291,26 @@ class Results(unittest.TestCase):
             self.assertEqual([looking, overlap, of_all], [str(len(look)), f"{statistics.mean(look):.3f} (best {max(look):.3f})",
                                                           f"{statistics.mean(of_model):.3f}"], label)
 
+    # (the lines, the heading, which table, decimals of its milliseconds)
+    SKIPPING = [("skip_23m", "Skipping keys", 0, 2), ("pair_350m", plot_results.PAIR, 6, 1)]
+
     def test_skipping_is_that_of_the_raw_lines(self):
-        rows = self.raw_lines("skip_23m")[0]["rows"]
-        table = plot_results.tables_below(self.PAGE, "Skipping keys")[0]
-        for length, (epsilon, *cells) in table.rows:
-            value = 2**-24 if epsilon == "2^-24" else float(epsilon)
-            row = next(r for r in rows if r["length"] == int(length) and math.isclose(r["epsilon"], value, rel_tol=1e-5))
-            none = next(r for r in rows if r["length"] == int(length) and r["epsilon"] == 0)
-            expected = [f"{row['keys_read']:.1%}"]
-            for key in ("attention_forward", "attention_backward", "model_forward", "model_training"):
-                seconds, whole = row[key + "_seconds"], none[key + "_seconds"]
-                expected.append(f"{1e3 * seconds:.2f}" + ("" if row is none else f" ({seconds / whole - 1:+.0%})"))
-            self.assertEqual(cells[:-1], expected, f"docs/results.md, Skipping keys: {length}, {epsilon}")
-            change = row["loss"] - (0 if row is none else none["loss"])
-            self.assertAlmostEqual(float(cells[-1]), change, delta=7e-5)  # losses are kept with six digits
+        for name, heading, n, digits in self.SKIPPING:
+            rows = next(line["rows"] for line in self.raw_lines(name) if "rows" in line)
+            table = plot_results.tables_below(self.PAGE, heading)[n]
+            self.assertGreater(len(table.rows), 0)
+            for length, (epsilon, *cells) in table.rows:
+                value = 2**-24 if epsilon == "2^-24" else float(epsilon)
+                row = next(r for r in rows if r["length"] == int(length) and math.isclose(r["epsilon"], value, rel_tol=1e-5))
+                none = next(r for r in rows if r["length"] == int(length) and r["epsilon"] == 0)
+                expected = [f"{row['keys_read']:.1%}"]
+                for key in ("attention_forward", "attention_backward", "model_forward", "model_training"):
+                    seconds, whole = row[key + "_seconds"], none[key + "_seconds"]
+                    change = "" if row is none else f" ({seconds / whole - 1:+.0%})"
+                    expected.append(f"{1e3 * seconds:.{digits}f}{change}")
+                self.assertEqual(cells[:-1], expected, f"docs/results.md, {heading}: {length}, {epsilon}")
+                change = row["loss"] - (0 if row is none else none["loss"])
+                self.assertAlmostEqual(float(cells[-1]), change, delta=7e-5)  # losses are kept with six digits
 
     def test_every_model_has_a_colour_of_its_own(self):
         self.assertEqual(len(set(plot_results.COLOUR.values())), len(plot_results.COLOUR))
