@@ -110,7 +110,7 @@ EXPERIMENTS = (
     *(Experiment(name, 1300, what, (["SBTRAIN", "train", "--config", f"configs/{name}.yaml", "--out", f"$OUT/{name}"],),
                  ("--stages.0.sources=[{path: $CORPUS/train.h5}]", *TEXT[1:])) for name, what in (
         ("warmup_1b_sb", "the paper's rate of 0.01 at 1B, through its warmup"),
-        ("warmup_1b_sb_mup", "the same with muP"))),
+        ("warmup_1b_sb_no_mup", "the same without muP"))),
 )
 
 

@@ -158,18 +158,20 @@ class Results(unittest.TestCase):
                 self.assertEqual(cell, after.get((run, int(steps)), ""), f"docs/results.md, {label}, {rate}")
 
     def test_the_warmup_of_1b_is_that_of_the_raw_lines(self):
-        line = self.raw_lines("warmup_1b_sb")[0]
-        curve, validation = line["curve"], line["validation"]
         table = plot_results.tables_below(self.PAGE, "1B at the paper's rate")[0]
         rows, columns = dict(table.rows), [int(column) for column in table.columns]
-        steps = [tokens // (64 * 4096) for tokens in curve["tokens"]]
-        self.assertEqual(steps, list(range(1, 251)))
-        losses = dict(zip((tokens // (64 * 4096) for tokens in validation["tokens"]), validation["loss"]))
-        norms = [curve["grad_norm"][step - 50:step] for step in columns]
-        self.assertEqual([float(cell) for cell in rows["rate"]], [curve["lr"][step - 1] for step in columns])
-        self.assertEqual(rows["validation loss"], [f"{losses[step]:.3f}" for step in columns])
-        self.assertEqual(rows["gradient norm, median"], [f"{statistics.median(n):.1f}" for n in norms])
-        self.assertEqual(rows["gradient norm, largest"], [f"{max(n):.1f}" for n in norms])
+        lines = self.raw_lines("warmup_1b_sb")
+        self.assertEqual([line["label"] for line in lines], ["with muP", "without"])
+        for line in lines:
+            label, curve, validation = line["label"], line["curve"], line["validation"]
+            steps = [tokens // (64 * 4096) for tokens in curve["tokens"]]
+            self.assertEqual(steps, list(range(1, 251)))
+            losses = dict(zip((tokens // (64 * 4096) for tokens in validation["tokens"]), validation["loss"]))
+            norms = [curve["grad_norm"][step - 50:step] for step in columns]
+            self.assertEqual([float(cell) for cell in rows["rate"]], [curve["lr"][step - 1] for step in columns])
+            self.assertEqual(rows[f"{label}, validation loss"], [f"{losses[step]:.3f}" for step in columns])
+            self.assertEqual(rows[f"{label}, gradient norm, median"], [f"{statistics.median(n):.2f}" for n in norms])
+            self.assertEqual(rows[f"{label}, gradient norm, largest"], [f"{max(n):.2f}" for n in norms])
 
     MODELS = {"ALiBi": "alibi", "CoCA": "coca", "FIRE": "fire", "no position": "none", "ReBased": "rebased",
               "ReBased and short convolutions in turns": "rebased_conv"}
