@@ -27,13 +27,15 @@ from plotting import PLACES, PlotError, labels_of, objects_in, results_in
 LEFT_OUT = {"loss_at_position", "results", "checkpoint"}
 
 
-def shortened(value):
+def shortened(value, key=None):
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, list):
         return [shortened(item) for item in value]
     if isinstance(value, dict):
-        return {key: shortened(item) for key, item in value.items() if key not in LEFT_OUT}
+        return {key: shortened(item, key) for key, item in value.items() if key not in LEFT_OUT}
+    if key == "config":  # where the source tree lies is of no interest
+        return value[value.rfind("configs/"):] if "configs/" in value else value
     return value
 
 

@@ -84,6 +84,7 @@ def digest(tables):
 SEEDS = "Three seeds"
 PAIR = "Stick-breaking against RoPE at 350M parameters"
 RECALL = "Repeated associative recall, MQRAR (after P, figure 3)"
+MQAR = "Associative recall, MQAR (after R)"
 BANDS = "bands: standard deviation of three seeds; dashed: as trained"
 
 
@@ -251,10 +252,10 @@ def draw_accuracy(tables, rows, title, x, log, output):
     save(figure, output, digest(tables))
 
 
-PAIRS = {STICK: ("stick-breaking", COLOURS[0], "-"), "softmax with RoPE": ("RoPE", COLOURS[8], "-"),
-         "stick-breaking, one head of 256": ("stick-breaking, one head", COLOURS[9], "--"),
-         "softmax with RoPE, one head of 256, at 10^(-10/3)": ("RoPE, one head, at $10^{-10/3}$", COLOURS[1], "--"),
-         "softmax with RoPE, one head of 256, at 10^(-8/3)": ("RoPE, one head, at $10^{-8/3}$", COLOURS[4], "--")}
+PAIRS = {"stick-breaking, at 10^(-10/3)": ("stick-breaking, at $10^{-10/3}$", COLOURS[0], "-"),
+         "stick-breaking, at 10^(-8/3)": ("stick-breaking, at $10^{-8/3}$", COLOURS[9], "--"),
+         "softmax with RoPE, at 10^(-10/3)": ("RoPE, at $10^{-10/3}$", COLOURS[8], "-"),
+         "softmax with RoPE, at 10^(-8/3)": ("RoPE, at $10^{-8/3}$", COLOURS[1], "--")}
 RATES = {"softmax attention": ("softmax attention", COLOURS[5], "-"), "Based": ("Based", COLOURS[1], "-"),
          "ReBased": ("ReBased", COLOURS[0], "-")}
 
@@ -269,9 +270,9 @@ PICTURES = {
     "pair_350m": (PAIR, slice(0, 2), draw_pair),
     "needles": ("Needles beyond the trained length", slice(0, 3), draw_needles),
     "skip": ("Skipping keys", slice(0, 1), draw_skip),
-    "mqrar": (RECALL, slice(0, 2), lambda tables, output: draw_accuracy(
-        tables, PAIRS, "MQRAR in 8 to 32 epochs", "pairs of key and value", False, output)),
-    "mqar": ("Associative recall, MQAR (after R)", slice(0, 1), lambda tables, output: draw_accuracy(
+    "mqrar": (RECALL, slice(0, 1), lambda tables, output: draw_accuracy(
+        tables, PAIRS, "MQRAR in 16 epochs", "pairs of key and value", False, output)),
+    "mqar": (MQAR, slice(0, 1), lambda tables, output: draw_accuracy(
         tables, RATES, "MQAR, 64 pairs in 256 tokens", "learning rate", True, output)),
 }
 

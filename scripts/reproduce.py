@@ -100,8 +100,7 @@ EXPERIMENTS = (
     Experiment("mqrar_192", 900, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
     Experiment("rebased_kernel", 1600, "the kernel of ReBased, part by part", (["rebased_kernel_short.yaml"],)),
     *(Experiment(name, seconds, f"{what}, one seed", ([f"{name}.yaml"],)) for name, seconds, what in (
-        ("mqrar_short", 500, "repeated associative recall with two heads"),
-        ("mqrar_head", 900, "the same with one head"),
+        ("mqrar_head", 900, "repeated associative recall"),
         ("mqar_short", 300, "associative recall in 256 tokens"),
         ("mqar_512_short", 150, "the same in 512 tokens"),
         ("mqar_1024_short", 200, "the same in 1024 tokens"))),

@@ -8,7 +8,7 @@ The counterpart of `sbtrain bench train`: the same shapes (read from the YAML, o
 from what `sbtrain config show --flat` prints, in a file *.flat), the same operations
 (RMSNorm, SwiGLU, rotary positions, tied or untied head, mean cross-entropy, global-norm clipping,
 AdamW), the same tokens per step, random tokens, one document per sequence; muP's multipliers and rates are left out,
-which only take time here. It is what a careful
+since they would cost time here alone. It is what a careful
 user of PyTorch would write: torch.compile, bf16 autocast over fp32 weights, a residual stream in
 bf16, fused AdamW, cuDNN's attention. Stick-breaking needs the published Triton kernels, the package
 `stickbreaking_attention`, installed or in FOLDER (default: $STICKBREAKING_ATTENTION), or with `fla` those of

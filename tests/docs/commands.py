@@ -253,8 +253,7 @@ pyarrow.parquet.write_table(rows, 'text.parquet')\"""",
         Run("scripts/plot_loss.py runs/reproduced/warmup_1b_sb", needs=("matplotlib",),
             before="mkdir runs/reproduced; "
                    "for run in warmup_1b_sb warmup_1b_sb_no_mup; do cp -r runs/350m_sb runs/reproduced/$run; done"),
-        Run("sbtrain sweep configs/sweeps/mqrar_short.yaml", env=MQRAR, smaller=FEW_STEPS, needs=("matplotlib",)),
-        Run("for model in sb rope", env=MQRAR),
+        Run("sbtrain sweep configs/sweeps/mqrar_head.yaml", env=MQRAR, smaller=FEW_STEPS, needs=("matplotlib",)),
         Run("sbtrain sweep configs/sweeps/mqar_short.yaml", env=SMALL_TASK, smaller=FEW_STEPS, needs=("matplotlib",)),
     ],
     "docs/serving.md": [

@@ -100,12 +100,17 @@ class Results(unittest.TestCase):
                        ("width_64", "width_256", "width_64_mup", "width_256_mup")),
     }
 
-    # Accuracies (and epochs) of the best rate of a sweep: (heading, which table, the key of its columns, variants of its
-    # rows).
+    # Accuracies (and epochs) of a sweep: (heading, which table, the key of its columns, variants of its rows). A row is of
+    # the best rate, or of the one beside its variant.
     ACCURACIES = {
         "rebased_kernel": ("The kernel of ReBased, part by part", 0, "model.width",
-                           ("rebased", "no_beta", "no_gamma", "no_gamma_beta", "no_norm", "no_norm_beta", "no_norm_gamma")),
-        "mqrar_192": (plot_results.RECALL, 2, "seed", ("stickbreaking", "softmax_rope")),
+                           ("rebased", "no_beta", "no_gamma", "no_gamma_beta", "no_norm", "no_norm_beta", "no_norm_gamma",
+                            "no_norm_gamma_beta")),
+        "mqrar_head": (plot_results.RECALL, 0, "data.task.pairs",
+                       [(variant, rate) for variant in ("stickbreaking", "softmax_rope") for rate in ("2.1544e-3", "4.6416e-4")]),
+        "mqrar_192": (plot_results.RECALL, 1, "seed", ("stickbreaking", "softmax_rope")),
+        "mqar_short": (plot_results.MQAR, 0, "train.lr", ("attention", "based", "rebased")),
+        "mqar_512_short": (plot_results.MQAR, 1, "train.lr", ("based", "rebased")),
     }
 
     def test_accuracies_are_those_of_the_raw_lines(self):
@@ -113,8 +118,10 @@ class Results(unittest.TestCase):
             best = {}
             for run in self.runs_of(name):
                 if run["status"] == "done":
-                    place = run["variant"], run["grid"][key]
-                    best[place] = max(best.get(place, (0, 0)), (run["best_accuracy"], run["epochs"]))
+                    variant, rate = run["variant"], run["grid"].get("train.lr")
+                    for row in (variant, (variant, rate)):
+                        place = row, run["grid"][key]
+                        best[place] = max(best.get(place, (0, 0)), (run["best_accuracy"], run["epochs"]))
             table = plot_results.tables_below(self.PAGE, heading)[n]
             self.assertEqual(len(table.rows), len(variants), heading)
             for (label, cells), variant in zip(table.rows, variants):
@@ -285,7 +292,7 @@ class Results(unittest.TestCase):
             self.assertEqual(cells, [f"{first / 1e6:.1f}M", f"{run['loss'][-1]:.3f}"], rate)
 
     def test_overlap_is_that_of_the_raw_lines(self):
-        table = plot_results.tables_below(self.PAGE, "Associative recall, MQAR (after R)")[2]
+        table = plot_results.tables_below(self.PAGE, plot_results.MQAR)[3]
         heads = {line["label"].removeprefix("overlap_"): line["heads"] for line in self.raw_lines("overlap")}
         for label, (_, looking, overlap, of_all, _) in table.rows:
             of_model = [head["iou_soft"] for head in heads[label.lower()]]
