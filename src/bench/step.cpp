@@ -21,6 +21,7 @@
 #include "train/communicator_options.h"
 #include "train/engines.h"
 #include "train/initial_weights.h"
+#include "train/plan.h"
 #include "train/precision_choice.h"
 #include "train/random_rows.h"
 #include "train/run_data.h"
@@ -197,11 +198,8 @@ BenchResult bench_step(const Config& asked, Backend backend, const BenchOptions&
   result.step_seconds = median(times);
   result.slowest_seconds = *std::max_element(times.begin(), times.end());
   result.tokens_per_second = static_cast<double>(result.tokens_per_step) / result.step_seconds;
-  const auto L = static_cast<double>(config.train.sequence_length);
-  result.flops_causal =
-      model.flops_per_token(L / 2, share_with_target(config)) * result.tokens_per_second;
-  result.flops_full =
-      model.flops_per_token(L, share_with_target(config)) * result.tokens_per_second;
+  result.flops_causal = causal_flops_per_token(model, config) * result.tokens_per_second;
+  result.flops_full = full_flops_per_token(model, config) * result.tokens_per_second;
   result.peak_flops = 1e12 * config.metrics.peak_tflops * world;
   if (result.peak_flops == 0 && backend == Backend::kCuda) result.peak_flops = kPeakFlops * world;
   result.memory_bytes = memory.report().total_bytes() + library_memory(backend, world);

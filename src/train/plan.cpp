@@ -202,13 +202,29 @@ MemoryReport plan_memory(const Config& config, Backend target) {
   return plan_step_memory(config, target).device;
 }
 
+namespace {
+
+double flops_per_token(const Transformer& model, const Config& config, double share_of_row) {
+  const auto length = static_cast<double>(config.train.sequence_length);
+  const double with_target = static_cast<double>(targets_of_row(config)) / length;
+  return model.flops_per_token(share_of_row * length, with_target);
+}
+
+}  // namespace
+
+double causal_flops_per_token(const Transformer& model, const Config& config) {
+  return flops_per_token(model, config, 0.5);
+}
+
+double full_flops_per_token(const Transformer& model, const Config& config) {
+  return flops_per_token(model, config, 1);
+}
+
 std::string describe_run(const Config& config, Backend target, const DryRunOptions& options) {
   const Transformer model(config.model);
   const TrainConfig& train = config.train;
   const Schedule schedule = schedule_of(config);
-  const double L = static_cast<double>(train.sequence_length);
-  const double causal = model.flops_per_token(L / 2, share_with_target(config));
-  const double full = model.flops_per_token(L, share_with_target(config));
+  const double causal = causal_flops_per_token(model, config);
   std::string text = fmt::format("{}: {} layers, width {}, {} heads of {}, vocabulary {}\n",
                                  config.name, config.model.layers, config.model.width,
                                  config.model.heads, config.model.head_width(), config.model.vocab);
@@ -219,7 +235,8 @@ std::string describe_run(const Config& config, Backend target, const DryRunOptio
                       grouped(train.tokens_per_step()), train.batch, train.sequence_length,
                       train.batch / train.micro_batch, train.micro_batch);
   text += describe_precision(config, target);
-  text += fmt::format("FLOPs per token   {:.4g} causal half, {:.4g} full square\n", causal, full);
+  text += fmt::format("FLOPs per token   {:.4g} causal half, {:.4g} full square\n", causal,
+                      full_flops_per_token(model, config));
   text += fmt::format("steps             {}  ({:.4g} tokens{})\n", grouped(schedule.total_steps()),
                       static_cast<double>(schedule.total_tokens()),
                       epochs_text(config, schedule.total_steps()));

@@ -8,6 +8,8 @@
 
 namespace sbtrain {
 
+class Transformer;
+
 // The memory of a training run on `target`, planned by running its step on Backend::kPlan.
 MemoryReport plan_memory(const Config& config, Backend target);
 
@@ -16,6 +18,11 @@ inline constexpr double kGpuPeakTflops = 989;
 
 // Of the GPU that a run is planned for.
 double gpu_peak_tflops(const Config& config);
+
+// Floating-point operations of a step for each of its tokens, forward and backward, without those
+// of recomputation: a run's attention over the half of a row that causality leaves, or over all.
+double causal_flops_per_token(const Transformer& model, const Config& config);
+double full_flops_per_token(const Transformer& model, const Config& config);
 
 struct DryRunOptions {
   int world = 0;  // ranks to plan a run of (train/scale.h); 0: none

@@ -116,12 +116,6 @@ inline int64_t targets_of_row(const Config& config) {
   return some ? config.data.task.targets(length) : length;
 }
 
-// Their share of the tokens (Transformer::flops_per_token).
-inline double share_with_target(const Config& config) {
-  return static_cast<double>(targets_of_row(config)) /
-         static_cast<double>(config.train.sequence_length);
-}
-
 // The learning rate of every step of the run.
 inline Schedule schedule_of(const Config& config) {
   const TrainConfig& train = config.train;

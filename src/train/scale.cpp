@@ -74,10 +74,8 @@ constexpr double kGibibyte = 1 << 30;
 
 double model_seconds(const Config& config, const Transformer& model, const DryRunOptions& options) {
   const auto tokens = static_cast<double>(config.train.tokens_per_step()) / options.world;
-  const double flops =
-      tokens * model.flops_per_token(static_cast<double>(config.train.sequence_length) / 2,
-                                     share_with_target(config));
-  return flops / (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
+  return tokens * causal_flops_per_token(model, config) /
+         (config.machine.mfu * gpu_peak_tflops(config) * 1e12);
 }
 
 // Tokens per second of all ranks.

@@ -273,8 +273,7 @@ void Run::open_metrics() {
   metrics.config = config_.metrics;
   metrics.total_steps = schedule_.total_steps();
   metrics.tokens_per_step = config_.train.tokens_per_step();
-  metrics.flops_per_token = model_.flops_per_token(
-      static_cast<double>(config_.train.sequence_length) / 2, share_with_target(config_));
+  metrics.flops_per_token = causal_flops_per_token(model_, config_);
   metrics.peak_flops = config_.metrics.peak_tflops * 1e12 * control_.world();
   metrics.rank = control_.rank();
   metrics.world = control_.world();
