@@ -19,6 +19,7 @@ plot_loss.py).
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -34,8 +35,8 @@ def shortened(value, key=None):
         return [shortened(item) for item in value]
     if isinstance(value, dict):
         return {key: shortened(item, key) for key, item in value.items() if key not in LEFT_OUT}
-    if key == "config":  # where the source tree lies is of no interest
-        return value[value.rfind("configs/"):] if "configs/" in value else value
+    if key == "config" and isinstance(value, str):  # where the source tree lies is of no interest
+        return re.sub(r"^.*/(?=configs/)", "", value)
     return value
 
 

@@ -238,7 +238,7 @@ def draw_accuracy(tables, rows, title, x, log, output):
             label, colour, style = rows[line.label]
             ticks.update(line.x)
             axes.plot(line.x, line.mean, color=colour, linestyle=style, linewidth=3.2 if style == "-" else 1.6,
-                      marker="o", markersize=6 if style == "-" else 4, clip_on=False, zorder=3)
+                      marker="o", markersize=6 if style == "-" else 4, clip_on=False, zorder=3 if style == "-" else 4)
             ends.append((line.x[-1], line.mean[-1], f"{label}  {line.mean[-1]:.3f}", colour, False))
     if log:
         axes.set_xscale("log")
@@ -253,7 +253,7 @@ def draw_accuracy(tables, rows, title, x, log, output):
 
 
 PAIRS = {"stick-breaking, at 10^(-10/3)": ("stick-breaking, at $10^{-10/3}$", COLOURS[0], "-"),
-         "stick-breaking, at 10^(-8/3)": ("stick-breaking, at $10^{-8/3}$", COLOURS[9], "--"),
+         "stick-breaking, at 10^(-8/3)": ("stick-breaking, at $10^{-8/3}$", COLOURS[3], "--"),
          "softmax with RoPE, at 10^(-10/3)": ("RoPE, at $10^{-10/3}$", COLOURS[8], "-"),
          "softmax with RoPE, at 10^(-8/3)": ("RoPE, at $10^{-8/3}$", COLOURS[1], "--")}
 RATES = {"softmax attention": ("softmax attention", COLOURS[5], "-"), "Based": ("Based", COLOURS[1], "-"),

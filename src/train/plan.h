@@ -19,8 +19,9 @@ inline constexpr double kGpuPeakTflops = 989;
 // Of the GPU that a run is planned for.
 double gpu_peak_tflops(const Config& config);
 
-// Floating-point operations of a step for each of its tokens, forward and backward, without those
-// of recomputation: a run's attention over the half of a row that causality leaves, or over all.
+// Floating-point operations of a training step for each of its tokens, forward and backward,
+// without recomputation. causal_ counts attention to half of a row, which is what causality leaves,
+// full_ to all of it.
 double causal_flops_per_token(const Transformer& model, const Config& config);
 double full_flops_per_token(const Transformer& model, const Config& config);
 

@@ -3,7 +3,7 @@
 
     torchrun --nproc-per-node 2 tests/bench/pytorch_fsdp2.py --config configs/1b_rope.yaml --batch 8
 
-The counterpart of `sbtrain bench train --gpus N`: the model, the loss and the optimizer of
+The counterpart of `sbtrain bench train --gpus N`: the model (without muP's factors), the loss and the optimizer of
 pytorch_gpu.py, with every block sharded by fully_shard: f32 masters and moments, gathered and computed
 in bf16, gradients reduced in f32, fused AdamW, global-norm clipping, cuDNN's attention, blocks compiled
 by torch.compile. --batch is the number of sequences of each GPU, which are one micro-batch.
