@@ -124,7 +124,7 @@ def draw_run(loss_axes, lr_axes, run, colour, unit, smoothing, single):
     def scaled(tokens):
         return [t / unit for t in tokens]
 
-    label = "" if single else f"{run.name} "
+    label = "" if single else f"{run.name}, "
     x = scaled(run.loss.tokens)
     if smoothing > 1 and len(x) > 20:
         loss_axes.plot(x, run.loss.values, color=colour, alpha=0.28, linewidth=0.9)

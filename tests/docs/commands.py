@@ -250,7 +250,7 @@ pyarrow.parquet.write_table(rows, 'text.parquet')\"""",
             before="mkdir -p runs/large/runs; cp -r runs/350m_sb runs/large/runs/long_350m_sb_muon_0.004_0.1_1070_1"),
         Run("sbtrain bench skip", smaller="--repeats 1 --batches 1 --lengths 512,2048 --tokens 2048"),
         Run("scripts/plot_skip.py", needs=("matplotlib",)),
-        Run("scripts/plot_loss.py runs/reproduced/warmup_1b_sb", needs=("matplotlib",),
+        Run("scripts/plot_loss.py --labels", needs=("matplotlib",),
             before="mkdir runs/reproduced; "
                    "for run in warmup_1b_sb warmup_1b_sb_no_mup; do cp -r runs/350m_sb runs/reproduced/$run; done"),
         Run("sbtrain sweep configs/sweeps/mqrar_head.yaml", env=MQRAR, smaller=FEW_STEPS, needs=("matplotlib",)),
