@@ -196,6 +196,19 @@ class Lengths(Statements):
         ntk = [mean(self.change(same, rope + NTK, 4096, length)) for length in (8192, 16384)]
         self.says("docs/results", f"by {ntk[0]:.2f} nats at twice that and {ntk[1]:.2f} at four times")
 
+        self.says("docs/results", "RoPE with rows of eight times the length is {} nats behind stick-breaking with short rows up to "
+                  "their length, and {:.1f} and {:.1f} at twice and four times that (with dynamic NTK {:.1f} and {:.1f})".format(
+                      self.between([self.gap(windows, rope, SB, length) for length in LENGTHS[:4]], 1),
+                      *(self.gap(windows, rope + scaled, SB, length) for scaled in ("", NTK) for length in (8192, 16384))))
+
+    def test_fires_threshold(self):
+        fire, shorter = "FIRE", "FIRE, L0 of 128"
+        lower = [self.windows[fire, 16384][seed] - self.windows[shorter, 16384][seed] for seed in SEEDS]
+        self.assertTrue(min(lower) > 0)
+        self.says("docs/results", f"on average lower by {mean(lower):.2f} nats at 16384 ({min(lower):.3f} to {max(lower):.2f} by "
+                  "seed, less than the seeds differ by), where it has risen by {:.2f} and {:.2f}".format(
+                      *(mean(self.change(self.windows, model, 512, 16384)) for model in (fire, shorter))))
+
     def test_variants(self):
         windows, same = self.windows, self.same
         vector, own = "remainder to a learned vector", "remainder to the own value"
@@ -383,6 +396,36 @@ class Others(Statements):
         best = {run["variant"]: run["best_accuracy"] for run in sorted(raw_lines("mqar_512_short")[0]["runs"],
                                                                        key=lambda run: run["best_accuracy"])}
         self.says("docs/results", f"{best['rebased']:.3f} against {best['based']:.3f} at 512")
+
+    def best_of(self, name, value, better):
+        """{what the best rate of a variant (and of the grid beside the rate) gives}"""
+        best = {}
+        for run in raw_lines(name)[0]["runs"]:
+            if run["status"] == "done":
+                rest = tuple(cell for key, cell in run["grid"].items() if key != "train.lr")
+                place = (run["variant"], *rest)
+                best[place] = better(best.get(place, run[value]), run[value])
+        return best
+
+    def test_the_kernel_of_rebased(self):
+        best = self.best_of("rebased_kernel", "best_accuracy", max)
+        normal = ("rebased", "no_beta", "no_gamma", "no_gamma_beta")
+        without = ("no_norm", "no_norm_beta", "no_norm_gamma", "no_norm_gamma_beta")
+        reached = {width: [self.between([best[variant, width] for variant in group]) for group in (normal, without)]
+                   for width in ("16", "32")}
+        self.says("docs/results", f"Without it 32 channels reach {reached['32'][1]} instead of {reached['32'][0]}, and 16 channels "
+                  f"{reached['16'][1]} instead of {reached['16'][0]}")
+        self.says("docs/results", "32 channels reach {:.2f} with both, {:.2f} without β, {:.2f} without γ, and {:.2f} without "
+                  "either, the plain square".format(*(best[variant, "32"] for variant in without)))
+        lost = {width: [best["rebased", width] - best[variant, width] for variant in normal[1:]] for width in ("16", "24", "32")}
+        self.says("docs/results", f"24 channels lose {self.between(lost['24'])} and 32 channels {self.between(lost['32'])}")
+        self.says("docs/results", f"16 channels gain up to {-min(lost['16']):.2f}")
+
+    def test_rebased_beside_attention_without_positions(self):
+        best = self.best_of("rebased_gap_23m", "best_loss", min)
+        self.says("docs/results", f"is ahead of attention without positions, by {best['none',] - best['rebased',]:.2f} nats. With "
+                  "learned positions, which help attention more, it is behind by "
+                  f"{best['rebased_learned',] - best['none_learned',]:.2f}.")
 
     def test_the_warmup_of_1b(self):
         with_mup, without = (line["validation"]["loss"] for line in raw_lines("warmup_1b_sb"))
