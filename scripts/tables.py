@@ -168,13 +168,16 @@ def table_by_length(results, digits, bold):
     return table(["", *map(str, lengths), "seeds"], rows)
 
 
+def losses_of(label, record):
+    """Of `sbtrain eval --lengths`."""
+    lengths = [r for r in record["lengths"] if "absent" not in r]
+    return Result(label, {r["length"]: r["loss"] for r in lengths}, {r["length"]: documents_of(r) for r in lengths})
+
+
 def loss_tables(records, bootstrap, against):
     """Of `sbtrain eval --lengths`: one for windows of their own text, one for each number of same targets."""
     for targets in sorted({record["same_targets"] for _, record in records}):
-        chosen = [(label, [r for r in record["lengths"] if "absent" not in r])
-                  for label, record in records if record["same_targets"] == targets]
-        results = [Result(label, {r["length"]: r["loss"] for r in lengths},
-                          {r["length"]: documents_of(r) for r in lengths}) for label, lengths in chosen]
+        results = [losses_of(label, record) for label, record in records if record["same_targets"] == targets]
         what = f"the last {targets} tokens of the longest windows" if targets else "windows"
         title = f"Loss (nats per token), {what}, by length"
         yield title, table_by_length(results, 3, bold=True)

@@ -6,29 +6,24 @@ import statistics
 import subprocess
 import sys
 import unittest
-from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+from published import ROOT, SCRIPTS, long_contexts, page_of, raw_lines, runs_of, times_of
 
-import plot_optimizers  # noqa: E402
-import plot_results  # noqa: E402
-from plotting import COLOURS, results_in  # noqa: E402
-
-
-def page_of(name):
-    return (SCRIPTS.parent / f"docs/{name}.md").read_text(encoding="utf-8")
+import plot_optimizers
+import plot_results
+import plot_sweep
+from plotting import COLOURS
 
 
 class Results(unittest.TestCase):
     """docs/results.md, and tables of other pages."""
 
-    PAGE = page_of("results")
+    PAGE = page_of("docs/results")
 
     def test_pictures_are_those_of_the_tables(self):
         for name in plot_results.PICTURES:
             tables = plot_results.tables_of(name, self.PAGE)
-            picture = (SCRIPTS.parent / f"docs/images/{name}.png").read_bytes()
+            picture = (ROOT / f"docs/images/{name}.png").read_bytes()
             self.assertIn(b"tEXtSource\0" + plot_results.digest(tables).encode(), picture,
                           f"{name}.png is older than its table: scripts/plot_results.py {name}")
 
@@ -60,7 +55,7 @@ class Results(unittest.TestCase):
 
     def tables_of(self, name, against=None):
         """{title: table} of the raw lines of docs/results."""
-        command = [sys.executable, SCRIPTS / "tables.py", SCRIPTS.parent / f"docs/results/{name}.jsonl"]
+        command = [sys.executable, SCRIPTS / "tables.py", ROOT / f"docs/results/{name}.jsonl"]
         if against or name.startswith(("lengths", "pair")):
             command += ["--bootstrap", "1000", "--against", against or "stick-breaking"]
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -115,38 +110,27 @@ class Results(unittest.TestCase):
 
     def test_accuracies_are_those_of_the_raw_lines(self):
         for name, (heading, n, key, variants) in self.ACCURACIES.items():
-            best = {}
-            for run in self.runs_of(name):
-                if run["status"] == "done":
-                    variant, rate = run["variant"], run["grid"].get("train.lr")
-                    for row in (variant, (variant, rate)):
-                        place = row, run["grid"][key]
-                        best[place] = max(best.get(place, (0, 0)), (run["best_accuracy"], run["epochs"]))
             table = plot_results.tables_below(self.PAGE, heading)[n]
             self.assertEqual(len(table.rows), len(variants), heading)
-            for (label, cells), variant in zip(table.rows, variants):
-                expected = [best[variant, column.removeprefix("seed ")] for column in table.columns]
-                self.assertEqual(cells, [f"{accuracy:.3f} ({epochs:.0f})" for accuracy, epochs in expected],
+            for (label, cells), row in zip(table.rows, variants):
+                variant, rate = row if isinstance(row, tuple) else (row, None)
+                runs = [run for run in runs_of(name) if rate in (None, run["grid"].get("train.lr"))]
+                points = plot_sweep.best_runs(runs, key, "accuracy")[variant]
+                best = [points[float(column.removeprefix("seed "))] for column in table.columns]
+                self.assertEqual(cells, [f"{run['best_accuracy']:.3f} ({run['epochs']:.0f})" for run, in best],
                                  f"docs/results.md, {heading}: {label}")
-
-    def runs_of(self, name):
-        return next(line["runs"] for line in self.raw_lines(name) if "runs" in line)
-
-    def raw_lines(self, name):
-        return [record for _, record in results_in(SCRIPTS.parent / f"docs/results/{name}.jsonl")]
 
     def test_rates_are_those_of_the_raw_lines(self):
         for name, (page, heading, n, variants) in self.SWEEPS.items():
-            runs = self.runs_of(name)
-            losses = {(run["variant"], run["grid"]["train.lr"]): run["best_loss"] for run in runs}
-            table = plot_results.tables_below(page_of(page), heading)[n]
+            losses = {(run["variant"], run["grid"]["train.lr"]): run["best_loss"] for run in runs_of(name)}
+            table = plot_results.tables_below(page_of(f"docs/{page}"), heading)[n]
             self.assertEqual(len(table.rows), len(variants), heading)
             for (label, cells), variant in zip(table.rows, variants):
                 self.assertEqual(cells, [f"{losses[variant, rate]:.3f}" for rate in table.columns],
                                  f"docs/{page}.md, {heading}: {label}")
 
     def test_rates_of_the_pair_are_those_of_the_raw_lines(self):
-        losses = {line["label"]: line["validation"]["loss"][-1] for line in self.raw_lines("pair_350m")
+        losses = {line["label"]: line["validation"]["loss"][-1] for line in raw_lines("pair_350m")
                   if "validation" in line}
         table = plot_results.tables_below(self.PAGE, "Rates of the pair")[0]
         shown = {f"{model}, a tenth of the steps, rate {rate}": cell for model, cells in table.rows
@@ -155,7 +139,7 @@ class Results(unittest.TestCase):
 
     def test_whole_schedules_of_the_pair_are_those_of_the_raw_lines(self):
         after = {(line["label"].removesuffix(", stopped"), tokens // (64 * 2048)): f"{loss:.3f}"
-                 for line in self.raw_lines("pair_350m") if "validation" in line
+                 for line in raw_lines("pair_350m") if "validation" in line
                  for tokens, loss in zip(line["validation"]["tokens"], line["validation"]["loss"])}
         labels = {("stick-breaking", "1e-3"): "stick-breaking", ("RoPE", "1e-3"): "RoPE"}
         for label, cells in plot_results.tables_below(self.PAGE, "Rates of the pair")[1].rows:
@@ -167,7 +151,7 @@ class Results(unittest.TestCase):
     def test_the_warmup_of_1b_is_that_of_the_raw_lines(self):
         table = plot_results.tables_below(self.PAGE, "1B at the paper's rate")[0]
         rows, columns = dict(table.rows), [int(column) for column in table.columns]
-        lines = self.raw_lines("warmup_1b_sb")
+        lines = raw_lines("warmup_1b_sb")
         self.assertEqual([line["label"] for line in lines], ["with muP", "without"])
         for line in lines:
             label, curve, validation = line["label"], line["curve"], line["validation"]
@@ -186,10 +170,10 @@ class Results(unittest.TestCase):
                  "Muon, `train.precision: fp8`": "muon fp8"}  # names of scripts/optimizers.py
 
     def optimizers(self, name):
-        return plot_optimizers.read(SCRIPTS.parent / f"docs/results/{name}.jsonl")[1]
+        return plot_optimizers.read(ROOT / f"docs/results/{name}.jsonl")[1]
 
     def test_rates_of_the_small_models_are_those_of_the_raw_lines(self):
-        losses = {tuple(line["label"].split(" ")): line["validation"]["loss"][-1] for line in self.raw_lines("rates_23m")}
+        losses = {tuple(line["label"].split(" ")): line["validation"]["loss"][-1] for line in raw_lines("rates_23m")}
         for (model, _), group in plot_optimizers.of_kind(self.optimizers("optimizers_23m"), "grid").items():
             for result in group:
                 if result["run"]["optimizer"] == "adamw" and result["run"]["decay"] == 1:
@@ -250,20 +234,15 @@ class Results(unittest.TestCase):
                     self.assertEqual(cell, whole[whole.index("("):], (what, model, column))
 
     def test_long_contexts_are_those_of_the_raw_lines(self):
-        page = plot_results.tables_below(page_of("long_context"), "What trained weights give")
+        page = plot_results.tables_below(page_of("docs/long_context"), "What trained weights give")
         names = {"RoPE in a window of 256": "window"}
-        losses, found, seconds, read = {}, {}, {}, {}
-        for line in self.raw_lines("long_contexts"):
-            label = line["label"].removesuffix(", joined documents")
-            for row in line.get("lengths", []):
-                losses[label, row["length"]] = row["loss"]
-            for task in line.get("tasks", []):
-                for row in task["lengths"]:
-                    found[label, row["length"]] = row
-            for row in line.get("rows", []):
+        losses, found, times = long_contexts()
+        seconds, read = {}, {}
+        for (label, length), rows in times.items():
+            for row in rows:
                 skips = ", `skip_epsilon` 0" if label == "stick-breaking" and row["epsilon"] == 0 else ""
-                seconds[label + skips, row["length"]] = row["batch_tokens"], row["model_training_seconds"]
-                read[label + skips, row["length"]] = row["keys_read"]
+                seconds[label + skips, length] = row["batch_tokens"], row["model_training_seconds"]
+                read[label + skips, length] = row["keys_read"]
         for label, cells in page[0].rows:
             for column, cell in zip(page[0].columns, cells):
                 loss = losses[names.get(label, label), int(column.replace(",", ""))]
@@ -283,8 +262,8 @@ class Results(unittest.TestCase):
                                            delta=1e-5 * tokens / time + 1, msg=f"{label}, {column}")
 
     def test_a_rope_model_that_is_turned_is_that_of_the_raw_lines(self):
-        table = plot_results.tables_below(page_of("experiments"), "A RoPE model turned into stick-breaking")[0]
-        runs = {line["label"]: line["validation"] for line in self.raw_lines("from_rope_23m")}
+        table = plot_results.tables_below(page_of("docs/experiments"), "A RoPE model turned into stick-breaking")[0]
+        runs = {line["label"]: line["validation"] for line in raw_lines("from_rope_23m")}
         goal = runs["original"]["loss"][-1] + 0.05
         for rate, cells in table.rows:
             run = runs[f"rate {rate}"]
@@ -293,7 +272,7 @@ class Results(unittest.TestCase):
 
     def test_overlap_is_that_of_the_raw_lines(self):
         table = plot_results.tables_below(self.PAGE, plot_results.MQAR)[3]
-        heads = {line["label"].removeprefix("overlap_"): line["heads"] for line in self.raw_lines("overlap")}
+        heads = {line["label"].removeprefix("overlap_"): line["heads"] for line in raw_lines("overlap")}
         for label, (_, looking, overlap, of_all, _) in table.rows:
             of_model = [head["iou_soft"] for head in heads[label.lower()]]
             look = [head["iou_soft"] for head in heads[label.lower()] if head["iou_top"] > 0.5]
@@ -305,7 +284,7 @@ class Results(unittest.TestCase):
 
     def test_skipping_is_that_of_the_raw_lines(self):
         for name, heading, n, digits in self.SKIPPING:
-            rows = next(line["rows"] for line in self.raw_lines(name) if "rows" in line)
+            rows = times_of(name)
             table = plot_results.tables_below(self.PAGE, heading)[n]
             self.assertGreater(len(table.rows), 0)
             for length, (epsilon, *cells) in table.rows:

@@ -3,26 +3,19 @@ figure stands here with the figure computed from the raw lines, and what it says
 condition. Where the experiment is measured anew, this says which sentences are no longer so, and what is."""
 
 import re
-import statistics
-import sys
 import unittest
-from pathlib import Path
+from operator import itemgetter
+from statistics import mean
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+from published import long_contexts, page_of, raw_lines, runs_of, times_of
 
-from plotting import results_in  # noqa: E402
-from tables import interval  # noqa: E402
+import plot_sweep
+import tables
 
-SEEDS = (1, 2, 3)
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 BEYOND = LENGTHS[1:]
 NTK = ", dynamic NTK at evaluation"
 SB, WINDOW = "stick-breaking", "RoPE in a window of 256"
-
-
-def mean(values):
-    return statistics.mean(values.values() if isinstance(values, dict) else values)
 
 
 def plain(text):
@@ -31,22 +24,31 @@ def plain(text):
     return " ".join(text.split())
 
 
-PAGES = {name: plain((ROOT / f"{name}.md").read_text(encoding="utf-8")) for name in ("README", "docs/results", "docs/long_context")}
+PAGES = {name: plain(page_of(name)) for name in ("README", "docs/results", "docs/long_context")}
 
 
-def raw_lines(name):
-    return [record for _, record in results_in(ROOT / f"docs/results/{name}.jsonl")]
+def between(values, digits=2):
+    """"A to B", of values in any order."""
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
-def seed_of(record):
-    """Of seed-1/sb.json, or of needles/sb-1.json."""
-    return int(re.search(r"-(\d+)(?:/|\.json)", record["file"])[1])
+def scores_in(lines):
+    """{(task, model, length): [a score of each seed]}"""
+    scores = {}
+    for line in lines:
+        for task in line.get("tasks", []):
+            for row in task["lengths"]:
+                if "score" in row:
+                    scores.setdefault((task["task"], line["label"], row["length"]), []).append(row["score"])
+    return scores
 
 
-def over_documents(by_document, key="loss_sum"):
-    """{place: (sum of losses, tokens)}"""
-    places = zip(by_document["store"], by_document["document"])
-    return {place: (loss, tokens) for place, loss, tokens in zip(places, by_document[key], by_document["tokens"])}
+def saved_by_skipping(name):
+    """{(part, length): the share of its time} with the default threshold."""
+    rows = times_of(name)
+    whole = {row["length"]: row for row in rows if row["epsilon"] == 0}
+    return {(part, row["length"]): 1 - row[f"{part}_seconds"] / whole[row["length"]][f"{part}_seconds"]
+            for row in rows if 0 < row["epsilon"] < 1e-6 for part in ("model_forward", "model_training")}
 
 
 class Statements(unittest.TestCase):
@@ -56,47 +58,57 @@ class Statements(unittest.TestCase):
         if text not in PAGES[page]:
             self.fail(f"{page}.md does not say what the raw lines do: {text!r}")
 
-    def between(self, values, digits=2):
-        """"A to B", of values in any order."""
-        return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
-
-class Lengths(Statements):
-    """Models of 23M parameters, three seeds."""
+class Losses(Statements):
+    """`windows` and `same` have the losses of all seeds, in their order, by model and length; `benefit` what
+    `sbtrain eval --benefit` has of them by model and context."""
 
     @classmethod
-    def setUpClass(cls):
-        cls.windows, cls.same, cls.benefit, cls.recall, cls.documents = {}, {}, {}, {}, {}
-        for line in raw_lines("lengths_23m"):
-            model, seed = line["label"].removeprefix(SB + ", "), seed_of(line)
-            for row in line.get("lengths", []):
-                table = cls.same if line["same_targets"] else cls.windows
-                table.setdefault((model, row["length"]), {})[seed] = row["loss"]
-                cls.documents[model, row["length"], bool(line["same_targets"]), seed] = row["by_document"]
-                if "recall" in row and not line["same_targets"]:
-                    cls.recall.setdefault((model, row["length"]), {})[seed] = row["recall"]["bigram"]["ar"]["loss"]
+    def read(cls, name):
+        cls.windows, cls.same, cls.benefit, cls.results = {}, {}, {}, {}
+        lines = sorted(raw_lines(name), key=itemgetter("file"))  # seed-1/..., seed-2/...
+        for line in lines:
+            model = line["label"].removeprefix(SB + ", ")
+            if "lengths" in line:
+                result = tables.losses_of(model, line)
+                cls.results.setdefault((model, bool(line["same_targets"])), []).append(result)
+                for length, loss in result.values.items():
+                    (cls.same if line["same_targets"] else cls.windows).setdefault((model, length), []).append(loss)
             for row in line.get("benefit", []):
-                cls.benefit.setdefault((model, row["context"]), {})[seed] = row["difference"]
+                cls.benefit.setdefault((model, row["context"]), []).append(row)
+        return lines
 
-    def ahead(self, table, first, second, lengths, seeds=SEEDS):
+    def ahead(self, table, first, second, lengths):
         """Whether `first` has the lower loss with every seed at every length."""
-        return all(table[first, length][seed] < table[second, length][seed] for length in lengths for seed in seeds)
+        return all(a < b for length in lengths for a, b in zip(table[first, length], table[second, length]))
 
     def gap(self, table, first, second, length):
         return mean(table[first, length]) - mean(table[second, length])
 
-    def change(self, table, model, begin, end):
-        """{seed: how much the loss rises}"""
-        return {seed: table[model, end][seed] - table[model, begin][seed] for seed in SEEDS}
+    def rises(self, table, model, begin, end):
+        """How much the loss rises, with each seed."""
+        return [b - a for a, b in zip(table[model, begin], table[model, end])]
 
-    def difference_interval(self, model, base, length, same=False):
-        sums = {}
-        for seed in SEEDS:
-            of_base = over_documents(self.documents[base, length, same, seed])
-            for place, (loss, tokens) in over_documents(self.documents[model, length, same, seed]).items():
-                before = sums.get(place, (0, 0))
-                sums[place] = (before[0] + loss - of_base[place][0], before[1] + tokens)
-        return interval(list(sums.values()), 1000)
+    def lost_without(self, model, context):
+        """What the loss is higher by with only so many of the tokens."""
+        return -mean(row["difference"] for row in self.benefit[model, context])
+
+    def behind(self, model, base, length):
+        """(mean, low, high) over documents, in windows of their own text."""
+        sums = tables.difference(self.results[model, False], self.results[base, False], length)
+        return (tables.mean_of(sums), *tables.interval(sums, 1000))
+
+
+class Lengths(Losses):
+    """Models of 23M parameters, three seeds."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.bigrams = {}
+        for line in cls.read("lengths_23m"):
+            for row in line.get("lengths", []):
+                if not line["same_targets"]:
+                    cls.bigrams.setdefault((line["label"], row["length"]), []).append(row["recall"]["bigram"]["ar"]["loss"])
 
     OTHERS = ("ALiBi", "RoPE", "RoPE" + NTK, "FIRE", "no position", "CoCA", "CoCA" + NTK, "CoCA, strict",
               "CoCA, strict" + NTK, WINDOW, "ReBased", "ReBased and short convolutions in turns")
@@ -109,37 +121,35 @@ class Lengths(Statements):
             self.assertTrue(self.ahead(same, SB, other, BEYOND), other)
         self.says("docs/results", "Stick-breaking has the lowest loss of all from 1024 tokens on, which is two to 32 times the "
                   "trained length; with every seed from 2048 on, and on the same targets from 1024 on.")
-        falls = {seed: -change for seed, change in self.change(same, SB, 512, 4096).items()}
-        far = -mean(self.benefit[SB, 512])
-        alibi = -mean(self.change(same, "ALiBi", 512, 1024))
+        falls = self.rises(same, SB, 4096, 512)
+        far = self.lost_without(SB, 512)
+        alibi = mean(self.rises(same, "ALiBi", 1024, 512))
         self.says("docs/results", f"on the same targets it gains {mean(falls):.2f} nats from windows of 512 to those of 4096 "
-                  f"tokens ({self.between(falls.values())} with each seed), {far:.2f} of them from what lies more than 512 tokens "
+                  f"tokens ({between(falls)} with each seed), {far:.2f} of them from what lies more than 512 tokens "
                   f"back, where ALiBi gains {alibi:.2f}")
         self.says("README", f"the models gain {mean(falls):.2f} nats from windows of 512 to those of 4096 tokens, {far:.2f} of "
                   f"them from what lies beyond the trained length, and no more after that; with ALiBi {alibi:.2f}")
-        later = self.change(same, SB, 4096, 16384)
-        self.says("docs/results", f"on the same targets it loses {max(later.values()):.2f} nats with one seed from there to "
+        later = self.rises(same, SB, 4096, 16384)
+        self.says("docs/results", f"on the same targets it loses {max(later):.2f} nats with one seed from there to "
                   f"16384 tokens, and {mean(later):.2f} on average")
         self.assertTrue(all(mean(windows[SB, a]) > mean(windows[SB, b]) for a, b in zip(LENGTHS[:4], LENGTHS[1:5])))
-        best = min(later.values())
-        self.assertTrue(best < 0 < max(later.values()))
+        self.assertTrue(min(later) < 0 < max(later))
         self.says("docs/results", f"it falls by {mean(falls):.2f} nats from 512 to 4096 tokens, with every seed, and on average "
-                  f"no further (one seed falls by {-best:.2f} more, one rises by {max(later.values()):.2f}), where ALiBi falls by "
+                  f"no further (one seed falls by {-min(later):.2f} more, one rises by {max(later):.2f}), where ALiBi falls by "
                   f"{alibi:.2f} to 1024")
-        bigrams = {model: [f"{self.recall[model, 16384][seed]:.2f}" for seed in SEEDS] for model in (SB, "ALiBi")}
-        self.says("docs/results", "stick-breaking has a loss of {}, {} and {}, ALiBi of {}, {} and {}.".format(
-            *bigrams[SB], *bigrams["ALiBi"]))
+        self.says("docs/results", "stick-breaking has a loss of {:.2f}, {:.2f} and {:.2f}, ALiBi of {:.2f}, {:.2f} and "
+                  "{:.2f}.".format(*self.bigrams[SB, 16384], *self.bigrams["ALiBi", 16384]))
 
     def test_other_positions_beyond_the_trained_length(self):
         windows, same = self.windows, self.same
         for model in ("RoPE", "no position"):
             for a, b in zip(LENGTHS, BEYOND):
-                self.assertTrue(all(rise > 0 for rise in self.change(windows, model, a, b).values()), (model, b))
-        twice = self.change(windows, "RoPE" + NTK, 512, 1024)
-        self.assertTrue(min(twice.values()) > 0)
+                self.assertTrue(min(self.rises(windows, model, a, b)) > 0, (model, b))
+        twice = self.rises(windows, "RoPE" + NTK, 512, 1024)
+        self.assertTrue(min(twice) > 0)
         self.says("docs/results", f"at twice the length the loss is higher by {mean(twice):.2f} nats in windows of their own "
                   f"text, with every seed though that text is easier, and by "
-                  f"{mean(self.change(same, 'RoPE' + NTK, 512, 1024)):.2f} on the same targets")
+                  f"{mean(self.rises(same, 'RoPE' + NTK, 512, 1024)):.2f} on the same targets")
         self.says("docs/results", "from {:.2f} to {:.2f} nats at 32 times the length, and from {:.2f} to {:.2f} at twice".format(
             *(mean(windows[model, length]) for length in (16384, 1024) for model in ("RoPE", "RoPE" + NTK))))
         self.says("docs/results", "at 32 times the length ALiBi has {:.2f} nats, FIRE {:.2f} and RoPE with dynamic NTK "
@@ -150,7 +160,7 @@ class Lengths(Statements):
                   f"with L0 at 128 by {self.gap(windows, 'FIRE, L0 of 128', 'ALiBi', 16384):.1f}")
         self.says("docs/results", f"ALiBi is ahead of FIRE with every seed, at 16384 tokens by "
                   f"{self.gap(windows, 'FIRE', 'ALiBi', 16384):.1f} nats on average")
-        ends = windows["no position", 16384].values()
+        ends = windows["no position", 16384]
         self.says("docs/results", f"to between {min(ends):.1f} and {max(ends):.1f} nats")
         for scaled in ("", NTK):
             self.assertTrue(self.ahead(windows, "CoCA" + scaled, "RoPE" + scaled, BEYOND), scaled)
@@ -163,9 +173,8 @@ class Lengths(Statements):
                   "RoPE")
 
     def test_the_trained_length(self):
-        low, high = self.difference_interval(SB, "RoPE", 512)
-        behind = self.gap(self.windows, SB, "RoPE", 512)
-        seeds = [self.windows[SB, 512][seed] - self.windows["RoPE", 512][seed] for seed in SEEDS]
+        behind, low, high = self.behind(SB, "RoPE", 512)
+        seeds = [a - b for a, b in zip(self.windows[SB, 512], self.windows["RoPE", 512])]
         self.assertTrue(min(seeds) > 0)
         self.says("docs/results", f"Here RoPE is ahead by {behind:.3f} nats ({low:.3f} to {high:.3f} over documents; {seeds[0]:.3f}, "
                   f"{seeds[1]:.3f} and {seeds[2]:.3f} with the three seeds), and ALiBi by "
@@ -181,33 +190,31 @@ class Lengths(Statements):
             spread = [mean(same[model, length]) for length in LENGTHS]
             self.assertLess(max(spread) - min(spread), 0.0015, model)
         model = "RoPE in a window of 512"
-        lower = mean(same[model, 512]) - mean(same[model, 16384])
+        lower = mean(self.rises(same, model, 16384, 512))
         self.says("docs/results", f"It is lower there by {lower:.2f} nats because in windows of 512 tokens the targets see 256 to "
                   f"511 tokens, in longer ones 512; what layers hand on from further back costs "
-                  f"{mean(self.benefit[model, 512]):.3f} nats")
-        rope, short = "RoPE, rows of 4096", windows[SB, 4096]
-        behind = mean(windows[rope, 4096]) - mean(short)
-        self.says("docs/results", f"it is behind by {behind:.2f} nats at 4096 tokens ({mean(windows[rope, 4096]):.3f} and "
-                  f"{mean(short):.3f}), and at every other length")
+                  f"{-self.lost_without(model, 512):.3f} nats")
+        rope, own = "RoPE, rows of 4096", "rows of 4096"
+        self.says("docs/results", f"it is behind by {self.gap(windows, rope, SB, 4096):.2f} nats at 4096 tokens "
+                  f"({mean(windows[rope, 4096]):.3f} and {mean(windows[SB, 4096]):.3f}), and at every other length")
         self.assertTrue(all(self.gap(windows, SB, rope, length) < 0 for length in LENGTHS))
-        self.assertTrue(self.ahead(windows, "rows of 4096", rope, LENGTHS))
-        self.says("docs/results", f"by {self.gap(windows, rope, 'rows of 4096', 4096):.2f} nats at 4096 tokens")
-        self.says("docs/results", f"they cost stick-breaking {mean(windows['rows of 4096', 4096]) - mean(short):.2f} nats too")
-        ntk = [mean(self.change(same, rope + NTK, 4096, length)) for length in (8192, 16384)]
+        self.assertTrue(self.ahead(windows, own, rope, LENGTHS))
+        self.says("docs/results", f"by {self.gap(windows, rope, own, 4096):.2f} nats at 4096 tokens")
+        self.says("docs/results", f"they cost stick-breaking {self.gap(windows, own, SB, 4096):.2f} nats too")
+        ntk = [mean(self.rises(same, rope + NTK, 4096, length)) for length in (8192, 16384)]
         self.says("docs/results", f"by {ntk[0]:.2f} nats at twice that and {ntk[1]:.2f} at four times")
-
         self.says("docs/results", "RoPE with rows of eight times the length is {} nats behind stick-breaking with short rows up to "
                   "their length, and {:.1f} and {:.1f} at twice and four times that (with dynamic NTK {:.1f} and {:.1f})".format(
-                      self.between([self.gap(windows, rope, SB, length) for length in LENGTHS[:4]], 1),
+                      between([self.gap(windows, rope, SB, length) for length in LENGTHS[:4]], 1),
                       *(self.gap(windows, rope + scaled, SB, length) for scaled in ("", NTK) for length in (8192, 16384))))
 
     def test_fires_threshold(self):
         fire, shorter = "FIRE", "FIRE, L0 of 128"
-        lower = [self.windows[fire, 16384][seed] - self.windows[shorter, 16384][seed] for seed in SEEDS]
+        lower = [a - b for a, b in zip(self.windows[fire, 16384], self.windows[shorter, 16384])]
         self.assertTrue(min(lower) > 0)
         self.says("docs/results", f"on average lower by {mean(lower):.2f} nats at 16384 ({min(lower):.3f} to {max(lower):.2f} by "
                   "seed, less than the seeds differ by), where it has risen by {:.2f} and {:.2f}".format(
-                      *(mean(self.change(self.windows, model, 512, 16384)) for model in (fire, shorter))))
+                      *(mean(self.rises(self.windows, model, 512, 16384)) for model in (fire, shorter))))
 
     def test_variants(self):
         windows, same = self.windows, self.same
@@ -215,20 +222,20 @@ class Lengths(Statements):
         self.assertTrue(all(abs(self.gap(table, vector, SB, length)) < 0.0055 for table in (windows, same)
                             for length in LENGTHS[:4]))
         costs = [self.gap(table, own, SB, length) for table in (windows, same) for length in LENGTHS]
-        self.says("docs/results", f"The own value costs {self.between(costs)} at every length.")
+        self.says("docs/results", f"The own value costs {between(costs)} at every length.")
         gate = [self.gap(windows, SB, "forget gate", length) for length in LENGTHS[:4]]
         self.says("docs/results", f"A forget gate brings {min(gate):.3f} to {max(gate):.3f} nats on average up to eight times the "
                   "length, with two of three seeds")
         self.says("docs/results", "with a weight of 0.1, costs {:.2f} nats at the trained length".format(
             self.gap(windows, "forget gate and a loss that lowers it", SB, 512)))
-        itself = [windows[SB, 512][seed] - windows["attending the token itself", 512][seed] for seed in SEEDS]
+        itself = [a - b for a, b in zip(windows[SB, 512], windows["attending the token itself", 512])]
         self.assertTrue(min(itself) > 0)
         self.says("docs/results", f"Attending the token itself brings {mean(itself):.3f} nats at the trained length, with every "
                   "seed")
         norm = [self.gap(table, "head norm", SB, length) for table in (windows, same) for length in LENGTHS]
         both = [self.gap(table, "head norm, remainder to a learned vector", SB, length) for table in (windows, same)
                 for length in LENGTHS]
-        self.says("docs/results", f"Head norm costs {self.between(norm)} nats, {self.between(both)} with a learned vector.")
+        self.says("docs/results", f"Head norm costs {between(norm)} nats, {between(both)} with a learned vector.")
         heads = [self.gap(windows, "three heads of 128", SB, length) for length in LENGTHS]
         self.says("docs/results", f"Three heads of 128 in place of six of 64 cost {mean(heads):.2f} on average.")
 
@@ -236,15 +243,8 @@ class Lengths(Statements):
 class Needles(Statements):
     @classmethod
     def setUpClass(cls):
-        cls.scores = {}
-        for name in ("needles_23m", "needles_vt_23m"):
-            for line in raw_lines(name):
-                for task in line["tasks"]:
-                    if name == "needles_23m" or task["task"] == "vt":
-                        for row in task["lengths"]:
-                            if "score" in row:
-                                place = task["task"], line["label"], row["length"]
-                                cls.scores.setdefault(place, {})[seed_of(line)] = row["score"]
+        cls.scores = scores_in(raw_lines("needles_23m"))
+        cls.scores |= {place: scores for place, scores in scores_in(raw_lines("needles_vt_23m")).items() if place[0] == "vt"}
 
     def score(self, task, model, length):
         return mean(self.scores[task, model, length])
@@ -256,7 +256,7 @@ class Needles(Statements):
         passkeys = [self.scores["passkey", SB, length] for length in (512, 1024, 2048, 4096, 8192)]
         self.assertEqual({len(seeds) for seeds in passkeys}, {5})
         self.assertEqual([round(500 * mean(seeds)) for seeds in passkeys], [500, 500, 500, 499, 500])
-        single = self.scores["niah_single_1", SB, 8192].values()
+        single = self.scores["niah_single_1", SB, 8192]
         self.says("docs/results", "stick-breaking finds every passkey in texts 16 times as long as those of the training, but for "
                   f"one prompt in 500 at eight times, and {100 * min(single):.0f}% to {100 * max(single):.0f}% of the second kind of "
                   "needle")
@@ -275,7 +275,7 @@ class Needles(Statements):
         self.assertTrue(0.45 < self.score("passkey", "ALiBi", 2048) < 0.6)  # "about half in four times"
         self.says("docs/results", "but fewer among many ({:.2f}, strict {:.2f}, against {:.2f})".format(
             *(self.score("niah_multikey_2", model, 512) for model in ("CoCA", "CoCA, strict", SB))))
-        best = [min(self.scores["niah_multikey_2", model, 512].values()) for model in ("CoCA", "CoCA, strict")]
+        best = [min(self.scores["niah_multikey_2", model, 512]) for model in ("CoCA", "CoCA, strict")]
         self.says("docs/results", "one seed of CoCA ({:.2f}), one of strict CoCA ({:.2f})".format(*best))
 
     def test_variable_tracking(self):
@@ -286,7 +286,7 @@ class Needles(Statements):
                   "many at twice that and half at eight times, RoPE none at twice.")
 
     def test_rope_with_dynamic_ntk(self):
-        found = sorted(self.scores["passkey", "RoPE" + NTK, 1024].values())
+        found = sorted(self.scores["passkey", "RoPE" + NTK, 1024])
         self.assertEqual(found[:2], [0, 0])
         self.assertTrue(all(self.score("passkey", "RoPE" + NTK, length) == 0 for length in (2048, 4096, 8192)))
         self.says("docs/results", f"(with dynamic NTK {found[2]:.0%} of the passkeys with one seed of three, else none)")
@@ -304,36 +304,16 @@ class Needles(Statements):
                   f"(strict: all, {at[strict, 4096]}, {at[strict, 8192]})")
 
 
-class Pair(Statements):
+class Pair(Losses):
     """350M parameters, one seed."""
 
     @classmethod
     def setUpClass(cls):
-        cls.windows, cls.same, cls.benefit, cls.scores, cls.skip, cls.documents = {}, {}, {}, {}, {}, {}
-        for line in raw_lines("pair_350m"):
-            model = line["label"]
-            for row in line.get("lengths", []):
-                (cls.same if line["same_targets"] else cls.windows)[model, row["length"]] = row["loss"]
-                cls.documents[model, row["length"], bool(line["same_targets"])] = row["by_document"]
-            for row in line.get("benefit", []):
-                cls.benefit[model, row["context"]] = row
-            for task in line.get("tasks", []):
-                for row in task["lengths"]:
-                    if "score" in row:
-                        cls.scores[task["task"], model, row["length"]] = row["score"]
-            for row in line.get("rows", []):
-                cls.skip[row["length"], row["epsilon"] > 0, row["epsilon"] > 1e-3] = row
-
-    def difference(self, model, base, length):
-        """(mean, low, high) in windows of their own text."""
-        of_base = over_documents(self.documents[base, length, False])
-        sums = [(loss - of_base[place][0], tokens)
-                for place, (loss, tokens) in over_documents(self.documents[model, length, False]).items()]
-        return (self.windows[model, length] - self.windows[base, length], *interval(sums, 1000))
+        cls.scores = {place: score for place, (score,) in scores_in(cls.read("pair_350m")).items()}
 
     def test_the_trained_length(self):
-        behind = self.difference("RoPE", SB, 2048)
-        again = self.difference("RoPE, on four GPUs", SB, 2048)
+        behind = self.behind("RoPE", SB, 2048)
+        again = self.behind("RoPE, on four GPUs", SB, 2048)
         self.says("docs/results", "by {:.3f} nats ({:.3f} to {:.3f} over documents), of one seed".format(*behind))
         self.says("docs/results", "stick-breaking is ahead by {:.3f} ({:.3f} to {:.3f})".format(*behind))
         self.says("docs/results", f"It ended {behind[0] - again[0]:.3f} nats lower, " +
@@ -341,18 +321,18 @@ class Pair(Statements):
         self.says("README", f"At the trained length it is {behind[0]:.3f} behind here")
 
     def test_longer_contexts(self):
-        gained = self.benefit[SB, 2048]
+        gained, = self.benefit[SB, 2048]
         low, high = (-bound for bound in reversed(gained["difference_interval"]))
         self.says("docs/results", f"On the same targets it falls by {-gained['difference']:.2f} nats ({low:.2f} to {high:.2f} over "
                   "documents), all of it up to eight times the length.")
-        self.assertLess(abs(self.same[SB, 32768] - self.same[SB, 16384]), 0.005)
-        self.assertTrue(all(self.windows[SB, a] > self.windows[SB, 2 * a] for a in (2048, 4096, 8192, 16384)))
-        rises = [self.same[model, 32768] - self.same[model, 2048] for model in ("RoPE", "RoPE, rate 5e-4", "RoPE" + NTK)]
+        self.assertLess(abs(mean(self.rises(self.same, SB, 16384, 32768))), 0.005)
+        self.assertTrue(all(max(self.rises(self.windows, SB, a, 2 * a)) < 0 for a in (2048, 4096, 8192, 16384)))
+        rises = [mean(self.rises(self.same, model, 2048, 32768)) for model in ("RoPE", "RoPE, rate 5e-4", "RoPE" + NTK)]
         self.says("docs/results", f"on the same targets by {rises[0]:.1f} nats at 16 times instead of {rises[1]:.1f}. Dynamic NTK "
                   f"softens the rise to {rises[2]:.1f} nats")
         self.says("docs/results", f"RoPE's loss rises beyond the trained length, by {rises[0]:.1f} nats to 16 times, with dynamic "
                   f"NTK by {rises[2]:.1f}")
-        far = [self.windows[model, 32768] - self.windows[SB, 32768] for model in ("RoPE", "RoPE" + NTK)]
+        far = [self.gap(self.windows, model, SB, 32768) for model in ("RoPE", "RoPE" + NTK)]
         self.says("README", f"in those of 32,768 tokens RoPE is {far[0]:.1f} nats behind stick-breaking, or {far[1]:.2f} with "
                   "dynamic NTK")
 
@@ -371,79 +351,53 @@ class Pair(Statements):
         self.says("README", f"RoPE in none of 4096, and with dynamic NTK in {ntk[0]}% of these, {ntk[2]}% of 8192 and none beyond")
         self.says("README", f"in a repetition RoPE with dynamic NTK found {again[0]}% of 8192 and {again[2]}% of 16,384")
 
-    def test_skipping(self):
-        saved = {length: 1 - self.skip[length, True, False]["model_training_seconds"] /
-                 self.skip[length, False, False]["model_training_seconds"] for length in (2048, 16384, 65536)}
-        read = [f"{self.skip[length, True, False]['keys_read']:.0%}" for length in saved]
-        self.says("docs/results", "with its own threshold of 2^-24 {} at 2048 tokens, {} at 16,384 and {} at 65,536".format(*read))
-        self.says("README", f"which saves {saved[65536]:.0%} of the time of a forward and backward pass")
-
 
 class Others(Statements):
     def test_skipping(self):
-        saved = {}
-        for name in ("skip_23m", "pair_350m"):
-            rows = next(line["rows"] for line in raw_lines(name) if "rows" in line)
-            whole = {row["length"]: row for row in rows if row["epsilon"] == 0}
-            for row in rows:
-                if 0 < row["epsilon"] < 1e-6:
-                    for part in ("model_forward", "model_training"):
-                        seconds = part + "_seconds"
-                        saved[name, part, row["length"]] = f"{1 - row[seconds] / whole[row['length']][seconds]:.0%}"
-        forward, both = (saved["skip_23m", part, 16384] for part in ("model_forward", "model_training"))
-        self.says("docs/results", f"the forward pass of a small model takes {forward} less time, at 350M "
-                  f"{saved['pair_350m', 'model_forward', 16384]} and at 65,536 tokens "
-                  f"{saved['pair_350m', 'model_forward', 65536]}")
-        self.says("docs/results", f"the forward pass of the model takes {forward} less time at 16384 tokens, where the paper's 1B "
-                  f"model is 9.3% faster. As the backward pass skips the same keys, forward and backward together take {both} "
-                  "less.")
+        small, large = map(saved_by_skipping, ("skip_23m", "pair_350m"))
+        self.says("docs/results", f"the forward pass of a small model takes {small['model_forward', 16384]:.0%} less time, at 350M "
+                  f"{large['model_forward', 16384]:.0%} and at 65,536 tokens {large['model_forward', 65536]:.0%}")
+        self.says("docs/results", f"the forward pass of the model takes {small['model_forward', 16384]:.0%} less time at 16384 "
+                  "tokens, where the paper's 1B model is 9.3% faster. As the backward pass skips the same keys, forward and "
+                  f"backward together take {small['model_training', 16384]:.0%} less.")
+        self.says("README", f"which saves {large['model_training', 65536]:.0%} of the time of a forward and backward pass")
+        read = [f"{row['keys_read']:.0%}" for row in times_of("pair_350m") if 0 < row["epsilon"] < 1e-6]
+        self.says("docs/results", "with its own threshold of 2^-24 {} at 2048 tokens, {} at 16,384 and {} at 65,536".format(*read))
 
     def test_associative_recall(self):
-        epochs = {run["variant"]: [] for line in raw_lines("mqrar_192") for run in line["runs"]}
-        for line in raw_lines("mqrar_192"):
-            for run in line["runs"]:
-                epochs[run["variant"]].append(round(run["epochs"]))
-        rope = epochs["softmax_rope"]
-        self.assertEqual(set(epochs["stickbreaking"]), {2})
-        self.says("docs/results", f"RoPE does with every seed, after {min(rope)} to {max(rope)} epochs, stick-breaking after 2")
-        runs = raw_lines("mqrar_head")[0]["runs"]
-        reached = [run for run in runs if run["best_accuracy"] >= 0.99]
-        guesses = [run for run in runs if run["best_accuracy"] < 0.01]
-        self.assertEqual((len(runs), len(reached), len(guesses)), (16, 11, 3))
+        epochs = {variant: [round(run["epochs"]) for run in runs_of("mqrar_192") if run["variant"] == variant]
+                  for variant in ("stickbreaking", "softmax_rope")}
+        self.assertEqual(epochs["stickbreaking"], [2, 2, 2])
+        self.says("docs/results", "RoPE does with every seed, after {} to {} epochs, stick-breaking after 2".format(
+            min(epochs["softmax_rope"]), max(epochs["softmax_rope"])))
+        accuracies = [run["best_accuracy"] for run in runs_of("mqrar_head")]
+        self.assertEqual((len(accuracies), sum(a >= 0.99 for a in accuracies), sum(a < 0.01 for a in accuracies)), (16, 11, 3))
         self.says("docs/results", "Of the 16 runs eleven reach 0.99, three stay at a guess")
-        best = {run["variant"]: run["best_accuracy"] for run in sorted(raw_lines("mqar_512_short")[0]["runs"],
-                                                                       key=lambda run: run["best_accuracy"])}
+        best = {variant: max(run["best_accuracy"] for run in runs_of("mqar_512_short") if run["variant"] == variant)
+                for variant in ("rebased", "based")}
         self.says("docs/results", f"{best['rebased']:.3f} against {best['based']:.3f} at 512")
 
-    def best_of(self, name, value, better):
-        """{what the best rate of a variant (and of the grid beside the rate) gives}"""
-        best = {}
-        for run in raw_lines(name)[0]["runs"]:
-            if run["status"] == "done":
-                rest = tuple(cell for key, cell in run["grid"].items() if key != "train.lr")
-                place = (run["variant"], *rest)
-                best[place] = better(best.get(place, run[value]), run[value])
-        return best
-
     def test_the_kernel_of_rebased(self):
-        best = self.best_of("rebased_kernel", "best_accuracy", max)
+        points = plot_sweep.best_points(runs_of("rebased_kernel"), "model.width", "accuracy")
+        best = {(variant, width): accuracy for variant, of_width in points.items() for width, (accuracy,) in of_width.items()}
         normal = ("rebased", "no_beta", "no_gamma", "no_gamma_beta")
         without = ("no_norm", "no_norm_beta", "no_norm_gamma", "no_norm_gamma_beta")
-        reached = {width: [self.between([best[variant, width] for variant in group]) for group in (normal, without)]
-                   for width in ("16", "32")}
-        self.says("docs/results", f"Without it 32 channels reach {reached['32'][1]} instead of {reached['32'][0]}, and 16 channels "
-                  f"{reached['16'][1]} instead of {reached['16'][0]}")
+        reached = {width: [between([best[variant, width] for variant in group]) for group in (normal, without)]
+                   for width in (16, 32)}
+        self.says("docs/results", f"Without it 32 channels reach {reached[32][1]} instead of {reached[32][0]}, and 16 channels "
+                  f"{reached[16][1]} instead of {reached[16][0]}")
         self.says("docs/results", "32 channels reach {:.2f} with both, {:.2f} without β, {:.2f} without γ, and {:.2f} without "
-                  "either, the plain square".format(*(best[variant, "32"] for variant in without)))
-        lost = {width: [best["rebased", width] - best[variant, width] for variant in normal[1:]] for width in ("16", "24", "32")}
-        self.says("docs/results", f"24 channels lose {self.between(lost['24'])} and 32 channels {self.between(lost['32'])}")
-        self.says("docs/results", f"16 channels gain up to {-min(lost['16']):.2f}")
+                  "either, the plain square".format(*(best[variant, 32] for variant in without)))
+        lost = {width: [best["rebased", width] - best[variant, width] for variant in normal[1:]] for width in (16, 24, 32)}
+        self.says("docs/results", f"24 channels lose {between(lost[24])} and 32 channels {between(lost[32])}")
+        self.says("docs/results", f"16 channels gain up to {-min(lost[16]):.2f}")
 
     def test_rebased_beside_attention_without_positions(self):
-        best = self.best_of("rebased_gap_23m", "best_loss", min)
-        self.says("docs/results", f"is ahead of attention without positions, by {best['none',] - best['rebased',]:.2f} nats. With "
+        points = plot_sweep.best_points(runs_of("rebased_gap_23m"), "train.lr", "loss")
+        best = {variant: min(loss for loss, in of_rate.values()) for variant, of_rate in points.items()}
+        self.says("docs/results", f"is ahead of attention without positions, by {best['none'] - best['rebased']:.2f} nats. With "
                   "learned positions, which help attention more, it is behind by "
-                  f"{best['rebased_learned',] - best['none_learned',]:.2f}.")
+                  f"{best['rebased_learned'] - best['none_learned']:.2f}.")
 
     def test_the_warmup_of_1b(self):
         with_mup, without = (line["validation"]["loss"] for line in raw_lines("warmup_1b_sb"))
@@ -454,18 +408,14 @@ class Others(Statements):
                   f"back {without[-2] - without[-1]:.2f}")
 
     def test_long_contexts(self):
-        losses, found, seconds = {}, {}, {}
-        for line in raw_lines("long_contexts"):
-            model = line["label"].removesuffix(", joined documents")
-            losses |= {(model, row["length"]): row["loss"] for row in line.get("lengths", [])}
-            for task in line.get("tasks", []):
-                found |= {(model, row["length"]): round(row["score"] * row["samples"]) for row in task["lengths"]}
-            seconds |= {(model, row["length"]): row["model_training_seconds"] for row in line.get("rows", [])}
+        losses, answers, times = long_contexts()
+        found = {place: round(row["score"] * row["samples"]) for place, row in answers.items()}
+        seconds = {place: rows[-1]["model_training_seconds"] for place, rows in times.items()}  # with skipping, if there is any
         ropes, million = ("RoPE, NTK", "RoPE, YaRN"), 1 << 20
         trained = (16384, 32768, 65536, 131072)
         ahead = [losses[SB, length] - losses[rope, length] for rope in ropes for length in trained]
-        self.says("docs/long_context", f"At lengths that all were trained for, RoPE is ahead by {self.between(ahead)} nats.")
-        self.says("docs/results", f"has the lower loss up to 131,072 tokens, by {self.between(ahead)} nats")
+        self.says("docs/long_context", f"At lengths that all were trained for, RoPE is ahead by {between(ahead)} nats.")
+        self.says("docs/results", f"has the lower loss up to 131,072 tokens, by {between(ahead)} nats")
         self.says("README", f"scaled by NTK or YaRN, is ahead by {mean(ahead):.1f} nats")
         self.assertTrue(all(losses[rope, million] - losses[SB, million] > 2 for rope in ropes))  # "two nats and more"
         self.assertEqual({found[rope, million] for rope in ropes}, {0})
