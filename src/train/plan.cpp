@@ -196,14 +196,6 @@ std::string describe_step_memory(const Config& config, Backend target) {
              gibibytes(with.device.total_bytes() + libraries), gibibytes(with.host));
 }
 
-}  // namespace
-
-MemoryReport plan_memory(const Config& config, Backend target) {
-  return plan_step_memory(config, target).device;
-}
-
-namespace {
-
 double flops_per_token(const Transformer& model, const Config& config, double share_of_row) {
   const auto length = static_cast<double>(config.train.sequence_length);
   const double with_target = static_cast<double>(targets_of_row(config)) / length;
@@ -211,6 +203,10 @@ double flops_per_token(const Transformer& model, const Config& config, double sh
 }
 
 }  // namespace
+
+MemoryReport plan_memory(const Config& config, Backend target) {
+  return plan_step_memory(config, target).device;
+}
 
 double causal_flops_per_token(const Transformer& model, const Config& config) {
   return flops_per_token(model, config, 0.5);
