@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <vector>
 
@@ -29,7 +30,7 @@ constexpr float kShort = 0.02f;  // ms
 
 // The number grows when choices are made in a better way, so that those of older versions are not
 // taken any longer.
-constexpr const char* kCacheName = "gemm-3.txt";
+constexpr const char* kCacheName = "gemm-4.txt";
 
 fs::path cache_file() {
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache && *cache) {
@@ -250,8 +251,8 @@ struct GemmTuner::Plan {
   cublasStatus_t run(cublasLtHandle_t blas, cudaStream_t stream, const Gemm& g,
                      const Tensor& workspace, const cublasLtMatmulAlgo_t& with) const {
     return cublas_lt().Matmul(blas, operation, &g.alpha, g.b.data, a, g.a.data, b, &g.beta,
-                              added(g).data, c, g.y.data, d, &with, workspace.data,
-                              workspace.bytes(), stream);
+                              added(g).data, g.c.defined() ? c : d, g.y.data, d, &with,
+                              workspace.data, workspace.bytes(), stream);
   }
 
   GemmShape shape;
@@ -356,23 +357,41 @@ GemmTuner::Plan& GemmTuner::plan(cublasLtHandle_t blas, const GemmShape& shape,
 
 void GemmTuner::time_candidates(cublasLtHandle_t blas, cudaStream_t stream, Plan& plan,
                                 const Gemm& g, const Tensor& workspace) {
-  StreamTimer timer(stream);
+  const auto run = [&](const Gemm& what, const cublasLtMatmulAlgo_t& with) {
+    return plan.run(blas, stream, what, workspace, with) == CUBLAS_STATUS_SUCCESS;
+  };
+  // An f32 sum has 24 bits, a bf16 only the first 8 of them, and a bf16 of it plus something larger
+  // has fewer still. So y gets the first suggestion's product, rounded, without what else is added,
+  // and then the candidate's product minus that: the next 8 bits. Of an f32 product nothing is
+  // left.
   Checksum checksum(stream);
-  Gemm once = g;  // what y held before has no part in it: it is another each time
-  if (!g.c.defined() || g.c.data == g.y.data) once.beta = 0;
+  const cublasLtMatmulAlgo_t* first = nullptr;  // the first suggestion that runs
+  Gemm product = g;
+  product.c = {};
+  const auto bits_of = [&](const cublasLtMatmulAlgo_t& candidate) -> std::optional<uint64_t> {
+    product.beta = 0;
+    if (!run(product, first ? *first : candidate)) return {};
+    product.beta = -1;
+    if (!run(product, candidate)) return {};
+    return checksum.of(g.y);
+  };
+  StreamTimer timer(stream);
   uint64_t bits = 0;  // of the first suggestion
   float best = 0;
   int count = 0;
   for (const cublasLtMatmulAlgo_t& candidate : plan.candidates) {
     if (++count > kCandidates && (!plan.chosen || best > kShort)) break;
-    if (plan.run(blas, stream, once, workspace, candidate) != CUBLAS_STATUS_SUCCESS) continue;
-    const uint64_t these = checksum.of(g.y);
-    if (!plan.chosen) bits = these;
-    if (these != bits) continue;
-    const auto run = [&] { plan.run(blas, stream, g, workspace, candidate); };
-    float milliseconds = timer.time(kTimedRuns, run);
+    const std::optional<uint64_t> these = bits_of(candidate);
+    if (!these) continue;
+    if (!first) {
+      first = &candidate;
+      bits = *these;
+    }
+    if (*these != bits) continue;
+    const auto once = [&] { run(g, candidate); };
+    float milliseconds = timer.time(kTimedRuns, once);
     if (milliseconds < kShort) {
-      const float recorded = timer.time_recorded(kRecordedRuns, run);
+      const float recorded = timer.time_recorded(kRecordedRuns, once);
       if (recorded > 0) milliseconds = recorded;
     }
     if (plan.chosen && milliseconds >= best) continue;
