@@ -19,9 +19,9 @@ def raw_lines(name):
     return [record for _, record in results_in(ROOT / f"docs/results/{name}.jsonl")]
 
 
-def runs_of(name):
-    """The runs of a sweep that came to their end."""
-    runs = next(line["runs"] for line in raw_lines(name) if "runs" in line)
+def runs_of(name, label=None):
+    """The runs of a sweep that came to their end, of the first one in the file unless another has a label."""
+    runs = next(line["runs"] for line in raw_lines(name) if "runs" in line and label in (None, line["label"]))
     return [run for run in runs if run["status"] == "done"]
 
 

@@ -96,7 +96,7 @@ class Results(unittest.TestCase):
     }
 
     # Accuracies (and epochs) of a sweep: (heading, which table, the key of its columns, variants of its rows). A row is of
-    # the best rate, or of the one beside its variant.
+    # the best rate, or of the one beside its variant; one with ", again" is of the sweep's repetition.
     ACCURACIES = {
         "rebased_kernel": ("The kernel of ReBased, part by part", 0, "model.width",
                            ("rebased", "no_beta", "no_gamma", "no_gamma_beta", "no_norm", "no_norm_beta", "no_norm_gamma",
@@ -105,7 +105,8 @@ class Results(unittest.TestCase):
                        [(variant, rate) for variant in ("stickbreaking", "softmax_rope") for rate in ("2.1544e-3", "4.6416e-4")]),
         "mqrar_192": (plot_results.RECALL, 1, "seed", ("stickbreaking", "softmax_rope")),
         "mqar_short": (plot_results.MQAR, 0, "train.lr", ("attention", "based", "rebased")),
-        "mqar_512_short": (plot_results.MQAR, 1, "train.lr", ("based", "rebased")),
+        "mqar_512_short": (plot_results.MQAR, 1, "train.lr", ("based", "based, again", "rebased", "rebased, again")),
+        "mqar_1024_short": (plot_results.MQAR, 2, "train.lr", ("based", "rebased")),
     }
 
     def test_accuracies_are_those_of_the_raw_lines(self):
@@ -114,7 +115,9 @@ class Results(unittest.TestCase):
             self.assertEqual(len(table.rows), len(variants), heading)
             for (label, cells), row in zip(table.rows, variants):
                 variant, rate = row if isinstance(row, tuple) else (row, None)
-                runs = [run for run in runs_of(name) if rate in (None, run["grid"].get("train.lr"))]
+                again = f"{name}, again" if variant.endswith(", again") else None
+                variant = variant.removesuffix(", again")
+                runs = [run for run in runs_of(name, again) if rate in (None, run["grid"].get("train.lr"))]
                 points = plot_sweep.best_runs(runs, key, "accuracy")[variant]
                 best = [points[float(column.removeprefix("seed "))] for column in table.columns]
                 self.assertEqual(cells, [f"{run['best_accuracy']:.3f} ({run['epochs']:.0f})" for run, in best],
@@ -270,8 +273,27 @@ class Results(unittest.TestCase):
             first = next(tokens for tokens, loss in zip(run["tokens"], run["loss"]) if loss <= goal)
             self.assertEqual(cells, [f"{first / 1e6:.1f}M", f"{run['loss'][-1]:.3f}"], rate)
 
-    def test_overlap_is_that_of_the_raw_lines(self):
+    def test_positions_are_those_of_the_raw_lines(self):
+        def with_best(values, decimals, unit=""):
+            return "{:.{n}f}{unit} ({:.{n}f}{unit})".format(statistics.mean(values), max(values), n=decimals, unit=unit)
+
         table = plot_results.tables_below(self.PAGE, plot_results.MQAR)[3]
+        accuracies = {}
+        for length, runs in (("512", runs_of("mqar_512_short", "mqar_512_short, again")), ("1024", runs_of("mqar_1024_short"))):
+            for variant, label in (("based", "Based"), ("rebased", "ReBased")):
+                best = max(run["best_accuracy"] for run in runs if run["variant"] == variant)
+                accuracies[f"{label}, {length} tokens"] = f"{best:.3f}"
+        lines = {line["label"]: line for line in raw_lines("mqar_positions")}
+        self.assertEqual([label for label, _ in table.rows], list(lines))
+        for label, cells in table.rows:
+            heads = lines[label]["heads"]
+            looking = sum(head["iou_top"] > 0.5 for head in heads)
+            self.assertEqual(cells, [accuracies[label], str(looking),
+                                     with_best([head["iou_soft"] for head in heads], 4),
+                                     with_best([100 * head["mass"] for head in heads], 1, "%")], label)
+
+    def test_overlap_is_that_of_the_raw_lines(self):
+        table = plot_results.tables_below(self.PAGE, plot_results.MQAR)[4]
         heads = {line["label"].removeprefix("overlap_"): line["heads"] for line in raw_lines("overlap")}
         for label, (_, looking, overlap, of_all, _) in table.rows:
             of_model = [head["iou_soft"] for head in heads[label.lower()]]

@@ -280,10 +280,12 @@ class Needles(Statements):
 
     def test_variable_tracking(self):
         named = [self.score("vt", SB, length) for length in (1024, 2048, 4096, 8192)]
-        self.assertTrue(0.7 < self.score("vt", "RoPE", 1024) < 0.8 and 0.7 < named[0] < 0.8 and 0.7 < named[1] < 0.8)
+        self.assertTrue(all(0.65 < share < 0.75 for share in (self.score("vt", "RoPE", 1024), *named[:2])))
         self.assertTrue(0.45 < named[3] < 0.55 and self.score("vt", "RoPE", 2048) == 0)
-        self.says("docs/results", "Stick-breaking and RoPE name three quarters of them at the trained length, stick-breaking as "
+        self.says("docs/results", "Stick-breaking and RoPE name about seven in ten of them at the trained length, stick-breaking as "
                   "many at twice that and half at eight times, RoPE none at twice.")
+        apart = max(max(seeds) - min(seeds) for (task, _, _), seeds in self.scores.items() if task == "vt")
+        self.says("docs/results", f"Seeds differ by up to {apart:.2f}")
 
     def test_rope_with_dynamic_ntk(self):
         found = sorted(self.scores["passkey", "RoPE" + NTK, 1024])
@@ -373,9 +375,28 @@ class Others(Statements):
         accuracies = [run["best_accuracy"] for run in runs_of("mqrar_head")]
         self.assertEqual((len(accuracies), sum(a >= 0.99 for a in accuracies), sum(a < 0.01 for a in accuracies)), (16, 11, 3))
         self.says("docs/results", "Of the 16 runs eleven reach 0.99, three stay at a guess")
-        best = {variant: max(run["best_accuracy"] for run in runs_of("mqar_512_short") if run["variant"] == variant)
-                for variant in ("rebased", "based")}
-        self.says("docs/results", f"{best['rebased']:.3f} against {best['based']:.3f} at 512")
+
+        def best(name, label=None):
+            return [max(run["best_accuracy"] for run in runs_of(name, label) if run["variant"] == variant)
+                    for variant in ("rebased", "based")]
+
+        once, again = best("mqar_512_short"), best("mqar_512_short", "mqar_512_short, again")
+        self.says("docs/results", "at 512, each at the better of two rates, it has {0:.3f} and in a repetition {2:.3f}, where Based "
+                  "has {1:.3f} and {3:.3f}; at 1024, which neither learns in 16 epochs, {4:.3f} against {5:.3f}".format(
+                      *once, *again, *best("mqar_1024_short")))
+        changes = {(a["variant"], a["grid"]["train.lr"]): abs(a["best_accuracy"] - b["best_accuracy"]) for a, b in zip(
+            runs_of("mqar_512_short"), runs_of("mqar_512_short", "mqar_512_short, again"))}
+        self.assertEqual(changes["based", "1e-2"], 0)
+        self.says("docs/results", f"the other three part within 100 steps by rounding, and end up to {max(changes.values()):.2f} apart")
+
+    def test_attention_of_based_and_rebased(self):
+        tops = [head["iou_top"] for line in raw_lines("mqar_positions") for head in line["heads"]]
+        self.assertEqual(sum(top <= 0.5 for top in tops), 2)
+        self.says("docs/results", f"and all but two of the {len(tops)} do, {sum(top > 0.99 for top in tops)} of them for more than 99%")
+        masses = {line["label"]: [head["mass"] for head in line["heads"] if head["iou_top"] > 0.5]
+                  for line in raw_lines("overlap")}
+        times = mean(masses["overlap_rebased"]) / mean(masses["overlap_based"])
+        self.says("docs/results", f"the heads of ReBased that look the value up have {times:.1f} times as much of their weight there")
 
     def test_the_kernel_of_rebased(self):
         points = plot_sweep.best_points(runs_of("rebased_kernel"), "model.width", "accuracy")
