@@ -44,6 +44,7 @@ class Results(unittest.TestCase):
                         ("Variants of stick-breaking", 0, WINDOWS), ("Variants of stick-breaking", 1, SAME),
                         ("Variants of stick-breaking", 2, AGAINST), ("Windows", 0, WINDOWS), ("Windows", 1, SAME),
                         ("FIRE's threshold", 0, WINDOWS), ("Longer rows", 0, WINDOWS), ("Longer rows", 1, SAME)],
+        "lengths_23m_again": [("The same once more", 0, WINDOWS), ("The same once more", 1, SAME)],
         "needles_23m": [("Needles beyond the trained length", n, task) for n, task in enumerate(
             ("Score of passkey", "Score of niah_single_1", "Score of niah_multikey_2"))],
         "needles_vt_23m": [("Needles beyond the trained length", 3, "Score of vt")],

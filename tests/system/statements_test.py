@@ -240,6 +240,37 @@ class Lengths(Losses):
         self.says("docs/results", f"Three heads of 128 in place of six of 64 cost {mean(heads):.2f} on average.")
 
 
+class LengthsAgain(Losses):
+    """The same models of stick-breaking and RoPE, trained once more."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.read("lengths_23m")
+        cls.before = cls.windows, cls.same
+        cls.read("lengths_23m_again")
+
+    def changes(self, model, tables):
+        return max(abs(mean(now[model, length]) - mean(before[model, length]))
+                   for now, before in tables for length in LENGTHS)
+
+    def test_a_repetition(self):
+        windows, same = zip((self.windows, self.same), self.before)
+        self.says("docs/results", f"Stick-breaking is where it was, within {self.changes(SB, [windows]):.3f} nats in windows of "
+                  f"their own text and {self.changes(SB, [same]):.3f} on the same targets")
+        falls = self.rises(self.same, SB, 4096, 512)
+        self.says("docs/results", f"gains {mean(falls):.2f} nats to eight times the length ({min(falls):.2f} to {max(falls):.2f} with "
+                  "each seed)")
+        ahead, low, high = (-value for value in self.behind("RoPE", SB, 512))
+        self.says("docs/results", f"At the trained length RoPE is ahead by {ahead:.3f} nats ({high:.3f} to {low:.3f} over documents).")
+        self.says("docs/results", f"means of three differ by up to {self.changes('RoPE', [windows, same]):.2f} nats from those above, "
+                  f"with dynamic NTK by up to {self.changes('RoPE' + NTK, [windows, same]):.2f}.")
+        own, fixed = (sorted(self.rises(table, "RoPE" + NTK, 512, 1024)) for table in (self.windows, self.same))
+        self.assertEqual([rise < 0 for rise in own], [True, True, False])
+        self.says("docs/results", "two of three seeds have a lower loss in windows of twice the trained length than at that length, "
+                  f"by {-own[1]:.2f} and {-own[0]:.2f} nats, since their text is easier; on the same targets it is higher by "
+                  f"{fixed[0]:.2f} to {fixed[-1]:.2f}")
+
+
 class Needles(Statements):
     @classmethod
     def setUpClass(cls):
