@@ -20,7 +20,7 @@ def raw_lines(name):
 
 
 def runs_of(name, label=None):
-    """The runs of a sweep that came to their end, of the first one in the file unless another has a label."""
+    """The runs that came to their end, of the sweep with this label, or of the first one."""
     runs = next(line["runs"] for line in raw_lines(name) if "runs" in line and label in (None, line["label"]))
     return [run for run in runs if run["status"] == "done"]
 
