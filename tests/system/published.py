@@ -19,10 +19,23 @@ def raw_lines(name):
     return [record for _, record in results_in(ROOT / f"docs/results/{name}.jsonl")]
 
 
-def runs_of(name, label=None):
-    """The runs that came to their end, of the sweep with this label, or of the first one."""
-    runs = next(line["runs"] for line in raw_lines(name) if "runs" in line and label in (None, line["label"]))
+def runs_of(name):
+    """The runs of a sweep that came to their end."""
+    runs = next(line["runs"] for line in raw_lines(name) if "runs" in line)
     return [run for run in runs if run["status"] == "done"]
+
+
+def best_accuracies(name):
+    """{variant: the accuracy of its best run} of a sweep."""
+    best = {}
+    for run in runs_of(name):
+        best[run["variant"]] = max(best.get(run["variant"], 0), run["best_accuracy"])
+    return best
+
+
+def looking_up(heads):
+    """Those, of `sbtrain eval --task-positions`, that have their largest weight on the value for most queries."""
+    return [head for head in heads if head["iou_top"] > 0.5]
 
 
 def times_of(name):

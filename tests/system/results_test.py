@@ -7,7 +7,7 @@ import subprocess
 import sys
 import unittest
 
-from published import ROOT, SCRIPTS, long_contexts, page_of, raw_lines, runs_of, times_of
+from published import ROOT, SCRIPTS, best_accuracies, long_contexts, looking_up, page_of, raw_lines, runs_of, times_of
 
 import plot_optimizers
 import plot_results
@@ -44,7 +44,7 @@ class Results(unittest.TestCase):
                         ("Variants of stick-breaking", 0, WINDOWS), ("Variants of stick-breaking", 1, SAME),
                         ("Variants of stick-breaking", 2, AGAINST), ("Windows", 0, WINDOWS), ("Windows", 1, SAME),
                         ("FIRE's threshold", 0, WINDOWS), ("Longer rows", 0, WINDOWS), ("Longer rows", 1, SAME)],
-        "lengths_23m_again": [("The same once more", 0, WINDOWS), ("The same once more", 1, SAME)],
+        "lengths_23m_cad232f5": [("The same once more", 0, WINDOWS), ("The same once more", 1, SAME)],
         "needles_23m": [("Needles beyond the trained length", n, task) for n, task in enumerate(
             ("Score of passkey", "Score of niah_single_1", "Score of niah_multikey_2"))],
         "needles_vt_23m": [("Needles beyond the trained length", 3, "Score of vt")],
@@ -97,7 +97,7 @@ class Results(unittest.TestCase):
     }
 
     # Accuracies (and epochs) of a sweep: (heading, which table, the key of its columns, variants of its rows). A row is of
-    # the best rate, or of the one beside its variant; one with ", again" is of the sweep's repetition.
+    # the best rate, or of the one beside its variant, and of another sweep where one stands beside both.
     ACCURACIES = {
         "rebased_kernel": ("The kernel of ReBased, part by part", 0, "model.width",
                            ("rebased", "no_beta", "no_gamma", "no_gamma_beta", "no_norm", "no_norm_beta", "no_norm_gamma",
@@ -106,7 +106,8 @@ class Results(unittest.TestCase):
                        [(variant, rate) for variant in ("stickbreaking", "softmax_rope") for rate in ("2.1544e-3", "4.6416e-4")]),
         "mqrar_192": (plot_results.RECALL, 1, "seed", ("stickbreaking", "softmax_rope")),
         "mqar_short": (plot_results.MQAR, 0, "train.lr", ("attention", "based", "rebased")),
-        "mqar_512_short": (plot_results.MQAR, 1, "train.lr", ("based", "based, again", "rebased", "rebased, again")),
+        "mqar_512_short": (plot_results.MQAR, 1, "train.lr", [
+            (variant, None, file) for variant in ("based", "rebased") for file in ("mqar_512_short", "mqar_512_short_cad232f5")]),
         "mqar_1024_short": (plot_results.MQAR, 2, "train.lr", ("based", "rebased")),
     }
 
@@ -115,10 +116,8 @@ class Results(unittest.TestCase):
             table = plot_results.tables_below(self.PAGE, heading)[n]
             self.assertEqual(len(table.rows), len(variants), heading)
             for (label, cells), row in zip(table.rows, variants):
-                variant, rate = row if isinstance(row, tuple) else (row, None)
-                again = f"{name}, again" if variant.endswith(", again") else None
-                variant = variant.removesuffix(", again")
-                runs = [run for run in runs_of(name, again) if rate in (None, run["grid"].get("train.lr"))]
+                variant, rate, file = (row, None, name) if isinstance(row, str) else (*row, name)[:3]
+                runs = [run for run in runs_of(file) if rate in (None, run["grid"].get("train.lr"))]
                 points = plot_sweep.best_runs(runs, key, "accuracy")[variant]
                 best = [points[float(column.removeprefix("seed "))] for column in table.columns]
                 self.assertEqual(cells, [f"{run['best_accuracy']:.3f} ({run['epochs']:.0f})" for run, in best],
@@ -280,16 +279,14 @@ class Results(unittest.TestCase):
 
         table = plot_results.tables_below(self.PAGE, plot_results.MQAR)[3]
         accuracies = {}
-        for length, runs in (("512", runs_of("mqar_512_short", "mqar_512_short, again")), ("1024", runs_of("mqar_1024_short"))):
-            for variant, label in (("based", "Based"), ("rebased", "ReBased")):
-                best = max(run["best_accuracy"] for run in runs if run["variant"] == variant)
-                accuracies[f"{label}, {length} tokens"] = f"{best:.3f}"
+        for length, sweep in (("512", "mqar_512_short_cad232f5"), ("1024", "mqar_1024_short")):
+            best = best_accuracies(sweep)
+            accuracies |= {f"{label}, {length} tokens": f"{best[label.lower()]:.3f}" for label in ("Based", "ReBased")}
         lines = {line["label"]: line for line in raw_lines("mqar_positions")}
         self.assertEqual([label for label, _ in table.rows], list(lines))
         for label, cells in table.rows:
             heads = lines[label]["heads"]
-            looking = sum(head["iou_top"] > 0.5 for head in heads)
-            self.assertEqual(cells, [accuracies[label], str(looking),
+            self.assertEqual(cells, [accuracies[label], str(len(looking_up(heads))),
                                      with_best([head["iou_soft"] for head in heads], 4),
                                      with_best([100 * head["mass"] for head in heads], 1, "%")], label)
 
@@ -298,7 +295,7 @@ class Results(unittest.TestCase):
         heads = {line["label"].removeprefix("overlap_"): line["heads"] for line in raw_lines("overlap")}
         for label, (_, looking, overlap, of_all, _) in table.rows:
             of_model = [head["iou_soft"] for head in heads[label.lower()]]
-            look = [head["iou_soft"] for head in heads[label.lower()] if head["iou_top"] > 0.5]
+            look = [head["iou_soft"] for head in looking_up(heads[label.lower()])]
             self.assertEqual([looking, overlap, of_all], [str(len(look)), f"{statistics.mean(look):.3f} (best {max(look):.3f})",
                                                           f"{statistics.mean(of_model):.3f}"], label)
 

@@ -7,7 +7,7 @@ import unittest
 from operator import itemgetter
 from statistics import mean
 
-from published import long_contexts, page_of, raw_lines, runs_of, times_of
+from published import best_accuracies, long_contexts, looking_up, page_of, raw_lines, runs_of, times_of
 
 import plot_sweep
 import tables
@@ -246,18 +246,18 @@ class LengthsAgain(Losses):
     @classmethod
     def setUpClass(cls):
         cls.read("lengths_23m")
-        cls.before = cls.windows, cls.same
-        cls.read("lengths_23m_again")
+        before = cls.windows, cls.same
+        cls.read("lengths_23m_cad232f5")
+        cls.of_windows, cls.of_same = cls.pairs = tuple(zip(before, (cls.windows, cls.same)))  # (before, now) of each
 
-    def changes(self, model, kinds=(0, 1)):
+    def changes(self, model, *pairs):
         """The largest of the mean over seeds, and of a seed."""
-        tables = [(self.before[kind], (self.windows, self.same)[kind]) for kind in kinds]
-        pairs = [(a[model, length], b[model, length]) for a, b in tables for length in LENGTHS]
-        return (max(abs(mean(a) - mean(b)) for a, b in pairs), max(abs(x - y) for a, b in pairs for x, y in zip(a, b)))
+        losses = [(before[model, length], now[model, length]) for before, now in pairs for length in LENGTHS]
+        return (max(abs(mean(a) - mean(b)) for a, b in losses), max(abs(x - y) for a, b in losses for x, y in zip(a, b)))
 
     def test_stick_breaking_is_where_it_was(self):
-        self.says("docs/results", f"within {self.changes(SB, [0])[0]:.3f} nats in windows of their own text and "
-                  f"{self.changes(SB, [1])[0]:.3f} on the same targets")
+        self.says("docs/results", f"within {self.changes(SB, self.of_windows)[0]:.3f} nats in windows of their own text and "
+                  f"{self.changes(SB, self.of_same)[0]:.3f} on the same targets")
         falls = self.rises(self.same, SB, 4096, 512)
         self.says("docs/results", f"gains {mean(falls):.2f} nats to eight times the length ({min(falls):.2f} to {max(falls):.2f} with "
                   "each seed)")
@@ -265,7 +265,7 @@ class LengthsAgain(Losses):
         self.says("docs/results", f"At the trained length RoPE is ahead by {ahead:.3f} nats ({low:.3f} to {high:.3f} over documents)")
 
     def test_rope_is_not(self):
-        (means, seed), (ntk_means, ntk_seed) = self.changes("RoPE"), self.changes("RoPE" + NTK)
+        (means, seed), (ntk_means, ntk_seed) = (self.changes(model, *self.pairs) for model in ("RoPE", "RoPE" + NTK))
         self.says("docs/results", f"by up to {seed:.2f} nats with one seed and {means:.2f} on average, with dynamic NTK by up to "
                   f"{ntk_seed:.2f} and {ntk_means:.2f}")
         own, fixed = (sorted(self.rises(table, "RoPE" + NTK, 512, 1024)) for table in (self.windows, self.same))
@@ -274,11 +274,12 @@ class LengthsAgain(Losses):
                   f"by {-own[1]:.2f} and {-own[0]:.2f} nats, since their text is easier; on the same targets it is higher by "
                   f"{fixed[0]:.2f} to {fixed[-1]:.2f}")
         for coca in ("CoCA", "CoCA, strict"):
-            for kind, now in enumerate((self.windows, self.same)):
+            for before, now in self.pairs:
                 for scaled in ("", NTK):
                     for length in BEYOND:
-                        ahead = sum(a < b for a, b in zip(now["RoPE" + scaled, length], self.before[kind][coca + scaled, length]))
-                        self.assertEqual(ahead, 2 if (kind, scaled, length) == (0, NTK, 1024) else 0, (coca, kind, scaled, length))
+                        ahead = sum(a < b for a, b in zip(now["RoPE" + scaled, length], before[coca + scaled, length]))
+                        expected = 2 if now is self.windows and (scaled, length) == (NTK, 1024) else 0
+                        self.assertEqual(ahead, expected, (coca, scaled, length))
 
 
 class Needles(Statements):
@@ -421,32 +422,27 @@ class Others(Statements):
         accuracies = [run["best_accuracy"] for run in runs_of("mqrar_head")]
         self.assertEqual((len(accuracies), sum(a >= 0.99 for a in accuracies), sum(a < 0.01 for a in accuracies)), (16, 11, 3))
         self.says("docs/results", "Of the 16 runs eleven reach 0.99, three stay at a guess")
-
-        def best(name, label=None):
-            return [max(run["best_accuracy"] for run in runs_of(name, label) if run["variant"] == variant)
-                    for variant in ("rebased", "based")]
-
-        once, again = best("mqar_512_short"), best("mqar_512_short", "mqar_512_short, again")
-        self.says("docs/results", "at 512, each at the better of two rates, it has {0:.3f} and in a repetition {2:.3f}, where Based "
-                  "has {1:.3f} and {3:.3f}; at 1024, which neither solves in 16 epochs, {4:.3f} against {5:.3f}".format(
-                      *once, *again, *best("mqar_1024_short")))
-        accuracy = [{(run["variant"], run["grid"]["train.lr"]): run["best_accuracy"] for run in runs_of("mqar_512_short", label)}
-                    for label in (None, "mqar_512_short, again")]
+        twice = ("mqar_512_short", "mqar_512_short_cad232f5")
+        once, again, longer = map(best_accuracies, (*twice, "mqar_1024_short"))
+        self.says("docs/results", f"at 512, each at the better of two rates, it has {once['rebased']:.3f} and in a repetition "
+                  f"{again['rebased']:.3f}, where Based has {once['based']:.3f} and {again['based']:.3f}; at 1024, which neither "
+                  f"solves in 16 epochs, {longer['rebased']:.3f} against {longer['based']:.3f}")
+        accuracy = [{(run["variant"], run["grid"]["train.lr"]): run["best_accuracy"] for run in runs_of(sweep)} for sweep in twice]
         changes = {place: abs(accuracy[0][place] - accuracy[1][place]) for place in accuracy[0]}
         self.assertEqual((len(changes), changes["based", "1e-2"]), (4, 0))
         self.says("docs/results", f"the other three part within 100 steps by rounding, and end up to {max(changes.values()):.2f} apart")
 
     def test_attention_of_based_and_rebased(self):
         heads = {line["label"]: line["heads"] for line in raw_lines("mqar_positions")}
-        tops = [head["iou_top"] for of_model in heads.values() for head in of_model]
+        every = [head for of_model in heads.values() for head in of_model]
         queries = [of_model[0]["queries"] for of_model in heads.values()]
         self.says("docs/results", f"({queries[0]:,} and {queries[2]:,} queries")
         soft = [mean(head["iou_soft"] for head in of_model) for of_model in heads.values()]  # Based, ReBased; 512, 1024
         self.says("docs/results", "has twice as much ({:.3f} against {:.3f}, {:.3f} against {:.3f})".format(*soft))
-        self.assertEqual(sum(top <= 0.5 for top in tops), 2)
-        self.says("docs/results", f"and all but two of the {len(tops)} do, {sum(top > 0.99 for top in tops)} of them for more than 99%")
-        masses = {line["label"]: [head["mass"] for head in line["heads"] if head["iou_top"] > 0.5]
-                  for line in raw_lines("overlap")}
+        self.assertEqual(len(every) - len(looking_up(every)), 2)
+        self.says("docs/results", f"and all but two of the {len(every)} do, {sum(head['iou_top'] > 0.99 for head in every)} of them "
+                  "for more than 99%")
+        masses = {line["label"]: [head["mass"] for head in looking_up(line["heads"])] for line in raw_lines("overlap")}
         times = mean(masses["overlap_rebased"]) / mean(masses["overlap_based"])
         self.says("docs/results", f"the heads of ReBased that look the value up have {times:.1f} times as much of their weight there")
 
