@@ -20,7 +20,9 @@ PackedBatch random_rows(const TrainConfig& train, const ModelConfig& model, int6
   batch.targets.assign(drawn.begin() + 1, drawn.end());
   for (int64_t t = 0; t < T; ++t) {
     batch.positions.push_back(static_cast<int32_t>(t % L));
-    if (t % L >= targets) batch.targets[static_cast<size_t>(t)] = -1;
+    const int64_t at = t % L;
+    const bool has_target = (at + 1) * targets / L > at * targets / L;
+    if (!has_target) batch.targets[static_cast<size_t>(t)] = -1;
   }
   for (int64_t t = 0; t <= T; t += L) batch.cu_seqlens.push_back(static_cast<int32_t>(t));
   batch.valid_targets = targets * train.micro_batch;

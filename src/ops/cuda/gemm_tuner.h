@@ -5,7 +5,7 @@
 // on which algorithm happened to be fastest that day.
 //
 // Choices are kept by GPU, cuBLASLt version and shape, in memory and on disk
-// ($XDG_CACHE_HOME or ~/.cache, sbtrain/gemm-4.txt). A run folder keeps its own copy (text(),
+// ($XDG_CACHE_HOME or ~/.cache, sbtrain/gemm-5.txt). A run folder keeps its own copy (text(),
 // add()), so that a resumed run computes as it did before, whatever version had begun it.
 #pragma once
 
