@@ -88,7 +88,7 @@ EXPERIMENTS = (
         ["from_rope.sh", "--out", "$OUT/from_rope", "--from", "$OUT/lengths/seed-1/rope", "--corpus", "$CORPUS"],)),
     Experiment("gate_penalty", 250, "the weight of the forget gate's auxiliary loss", (["gate_penalty.yaml"],),
                TEXT),
-    Experiment("overlap", 150, "attention against the true positions, in the setting of R's table 3",
+    Experiment("overlap", 100, "attention against the true positions, in the setting of R's table 3",
                (*overlap("rebased"), *overlap("based"))),
     Experiment("skip", 60, "what skipping used-up keys saves", (
         ["SBTRAIN", "bench", "skip", "--checkpoint", "$OUT/lengths/seed-2/sb", "--data", "$CORPUS/held_out.h5", "--lengths",
@@ -99,11 +99,11 @@ EXPERIMENTS = (
                TEXT),
     Experiment("mqrar_192", 900, "192 pairs of repeated associative recall", (["mqrar_192.yaml"],)),
     Experiment("rebased_kernel", 1600, "the kernel of ReBased, part by part", (["rebased_kernel_short.yaml"],)),
-    *(Experiment(name, seconds, f"{what}, one seed", ([f"{name}.yaml"],)) for name, seconds, what in (
-        ("mqrar_head", 900, "repeated associative recall"),
-        ("mqar_short", 300, "associative recall in 256 tokens"),
-        ("mqar_512_short", 150, "the same in 512 tokens"),
-        ("mqar_1024_short", 200, "the same in 1024 tokens"))),
+    *(Experiment(name, seconds, what, ([f"{name}.yaml"],)) for name, seconds, what in (
+        ("mqrar_head", 900, "repeated associative recall, one seed"),
+        ("mqar_short", 200, "associative recall in 256 tokens, one seed"),
+        ("mqar_512_short", 450, "the same in 512 tokens, three seeds"),
+        ("mqar_1024_short", 200, "the same in 1024 tokens, one seed"))),
     Experiment("rates", 1600, "rates of the 23M models", (["lengths_lr.yaml"],), TEXT),
     Experiment("rates_400", 400, "the same after 400 steps", (["lengths_lr_400.yaml"],), TEXT),
     *(Experiment(name, 1300, what, (["SBTRAIN", "train", "--config", f"configs/{name}.yaml", "--out", f"$OUT/{name}"],),

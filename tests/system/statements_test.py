@@ -5,7 +5,7 @@ condition. Where the experiment is measured anew, this says which sentences are 
 import re
 import unittest
 from operator import itemgetter
-from statistics import mean
+from statistics import mean, stdev
 
 from published import best_accuracies, long_contexts, looking_up, page_of, raw_lines, runs_of, times_of
 
@@ -297,15 +297,17 @@ class Needles(Statements):
     def test_stick_breaking(self):
         passkeys = [self.scores["passkey", SB, length] for length in (512, 1024, 2048, 4096, 8192)]
         self.assertEqual({len(seeds) for seeds in passkeys}, {5})
-        self.assertEqual([round(500 * mean(seeds)) for seeds in passkeys], [500, 500, 500, 499, 500])
+        self.assertTrue(all(min(seeds) == 1 for seeds in passkeys[:-1]))
         single = self.scores["niah_single_1", SB, 8192]
-        self.says("docs/results", "stick-breaking finds every passkey in texts 16 times as long as those of the training, but for "
-                  f"one prompt in 500 at eight times, and {100 * min(single):.0f}% to {100 * max(single):.0f}% of the second kind of "
-                  "needle")
+        shares = [f"{100 * min(seeds):.0f}% to {100 * max(seeds):.0f}%" for seeds in (passkeys[-1], single)]
+        self.says("docs/results", "stick-breaking finds every passkey in texts eight times as long as those of the training and "
+                  f"{shares[0]} in 16 times, and there {shares[1]} of the second kind of needle")
         multi = [self.percent("niah_multikey_2", SB, length) for length in (1024, 4096, 8192)]
         self.says("docs/results", f"stick-breaking {multi[0]}, and {multi[1]} in eight times")
-        self.says("docs/results", f"all passkeys in texts 16 times as long, and {multi[1]} among many needles at eight times, where "
+        self.says("docs/results", f"{shares[0]} of the passkeys in texts 16 times as long, and {multi[1]} among many needles at eight times, where "
                   "RoPE finds none of either at twice the length")
+        self.says("README", "with stick-breaking they find it in all texts of 4096 tokens and in at least "
+                  f"{100 * min(passkeys[-1]):.0f}% of those of 8192 (five seeds)")
         self.says("README", f"Among many needles stick-breaking finds {multi[0]} at twice the trained length and {multi[2]} at 16 "
                   "times, RoPE none")
         for task in ("passkey", "niah_single_1", "niah_multikey_2"):
@@ -314,11 +316,21 @@ class Needles(Statements):
     def test_others(self):
         self.says("docs/results", "RoPE finds none in twice the length, ALiBi {}, stick-breaking".format(
             self.percent("niah_multikey_2", "ALiBi", 1024)))
-        self.assertTrue(0.45 < self.score("passkey", "ALiBi", 2048) < 0.6)  # "about half in four times"
-        self.says("docs/results", "but fewer among many ({:.2f}, strict {:.2f}, against {:.2f})".format(
-            *(self.score("niah_multikey_2", model, 512) for model in ("CoCA", "CoCA, strict", SB))))
-        best = [min(self.scores["niah_multikey_2", model, 512]) for model in ("CoCA", "CoCA, strict")]
-        self.says("docs/results", "one seed of CoCA ({:.2f}), one of strict CoCA ({:.2f})".format(*best))
+        self.says("docs/results", f"ALiBi {self.percent('passkey', 'ALiBi', 2048)} in four times")
+        self.says("docs/results", "but fewer among many ({:.2f} against {:.2f})".format(
+            *(self.score("niah_multikey_2", model, 512) for model in ("CoCA, strict", SB))))
+        worst = sorted(self.scores["niah_multikey_2", "CoCA, strict", 512])[:2]
+        self.says("docs/results", "two seeds of strict CoCA ({:.2f} and {:.2f})".format(*worst))
+        others = (score for model in (SB, "RoPE", "ALiBi", "CoCA") for score in self.scores["niah_multikey_2", model, 512])
+        self.assertGreaterEqual(min(others), 0.9)
+
+    def test_an_earlier_revision(self):
+        earlier = scores_in(raw_lines("needles_23m_6257f116"))
+        changed = max(abs(a - b) for place in earlier if place[:2] == ("niah_multikey_2", SB)
+                      for a, b in zip(earlier[place], self.scores[place]))
+        self.says("docs/results", f"a single seed of stick-breaking changed by up to {changed:.2f}")
+        failed = [sum(score < 0.5 for score in scores["niah_multikey_2", "CoCA, strict", 512]) for scores in (earlier, self.scores)]
+        self.assertEqual(failed, [1, 2])
 
     def test_variable_tracking(self):
         named = [self.score("vt", SB, length) for length in (1024, 2048, 4096, 8192)]
@@ -347,7 +359,7 @@ class Needles(Statements):
               for length in (1024, 4096, 8192)}
         self.says("docs/results", f"finds {at[ntk, 1024]} of the passkeys in twice the length")
         self.says("docs/results", f"and {at[ntk, 4096]} in eight times, the strict form {at[strict, 4096]}; without scaling "
-                  f"{at['CoCA', 1024]} and none")
+                  f"{at['CoCA', 1024]} and {at['CoCA', 4096]}")
         self.says("docs/results", f"it is {at[ntk, 8192]} and {at[strict, 8192]}")
         self.says("docs/results", f"{at[ntk, 1024]} at twice the length, {at[ntk, 4096]} at eight and {at[ntk, 8192]} at 16 times "
                   f"(strict: all, {at[strict, 4096]}, {at[strict, 8192]})")
@@ -422,15 +434,28 @@ class Others(Statements):
         accuracies = [run["best_accuracy"] for run in runs_of("mqrar_head")]
         self.assertEqual((len(accuracies), sum(a >= 0.99 for a in accuracies), sum(a < 0.01 for a in accuracies)), (16, 11, 3))
         self.says("docs/results", "Of the 16 runs eleven reach 0.99, three stay at a guess")
-        twice = ("mqar_512_short", "mqar_512_short_cad232f5")
-        once, again, longer = map(best_accuracies, (*twice, "mqar_1024_short"))
-        self.says("docs/results", f"at 512, each at the better of two rates, it has {once['rebased']:.3f} and in a repetition "
-                  f"{again['rebased']:.3f}, where Based has {once['based']:.3f} and {again['based']:.3f}; at 1024, which neither "
-                  f"solves in 16 epochs, {longer['rebased']:.3f} against {longer['based']:.3f}")
-        accuracy = [{(run["variant"], run["grid"]["train.lr"]): run["best_accuracy"] for run in runs_of(sweep)} for sweep in twice]
-        changes = {place: abs(accuracy[0][place] - accuracy[1][place]) for place in accuracy[0]}
-        self.assertEqual((len(changes), changes["based", "1e-2"]), (4, 0))
-        self.says("docs/results", f"the other three part within 100 steps by rounding, and end up to {max(changes.values()):.2f} apart")
+        longer = best_accuracies("mqar_1024_short")
+        self.says("docs/results", f"{longer['rebased']:.3f} against {longer['based']:.3f}. The paper's runs are four times as long")
+        accuracy = {tuple(run[key] if key in run else run["grid"][key] for key in ("variant", "train.lr", "seed")): run["best_accuracy"]
+                    for run in runs_of("mqar_512_short")}
+        best = {variant: [max(accuracy[variant, rate, seed] for rate in ("3e-3", "1e-2")) for seed in "123"]
+                for variant in ("based", "rebased")}
+        behind = "{:.3f} ± {:.3f} against {:.3f} ± {:.3f}".format(
+            *(measure(best[variant]) for variant in ("rebased", "based") for measure in (mean, stdev)))
+        self.says("docs/results", f"it is behind with every seed, {behind}")
+        ahead = [based - rebased for based, rebased in zip(best["based"], best["rebased"])]
+        self.says("docs/results", "by {:.2f}, {:.3f} and {:.2f}".format(*ahead))
+        apart = max(max(seeds) - min(seeds) for variant in best for rate in ("3e-3", "1e-2")
+                    for seeds in [[accuracy[variant, rate, seed] for seed in "123"]])
+        self.says("docs/results", f"at one rate seeds differ by up to {apart:.2f}")
+        earlier = {(revision, run["variant"], run["grid"]["train.lr"]): run["best_accuracy"] for revision in ("1bc81c6e", "cad232f5")
+                   for run in runs_of(f"mqar_512_short_{revision}")}
+        others = {place: value for place, value in earlier.items() if value != accuracy[*place[1:], "1"]}
+        self.assertEqual([variant for _, variant, _ in others], ["rebased", "rebased", "based"])
+        self.says("docs/results", "have the same figures in five of eight runs; in the other three ReBased had {:.3f} and {:.3f}, which is "
+                  "ahead, and Based {:.3f}".format(*others.values()))
+        lead = earlier["1bc81c6e", "rebased", "1e-2"] - earlier["1bc81c6e", "based", "3e-3"]
+        self.says("docs/results", f"(one run, rounded otherwise, was {lead:.3f} ahead)")
 
     def test_attention_of_based_and_rebased(self):
         heads = {line["label"]: line["heads"] for line in raw_lines("mqar_positions")}
