@@ -161,4 +161,4 @@ def make(program, folder):
     sbtrain("train", "--config", "configs/maps_sb.yaml", more=SMALL_TASK | {"SBTRAIN_DATA__TASK__EVAL_EXAMPLES": "100"})
     for name in ("my_run", "350m_sb", "rope_4096"):
         shutil.copytree(folder / "runs/tiny_sb", folder / "runs" / name)
-    shutil.copytree(folder / "runs/lengths/sb", folder / "runs/lengths/seed-2/sb")
+    shutil.copytree(folder / "runs/lengths/sb", folder / "runs/reproduced/lengths/seed-2/sb")

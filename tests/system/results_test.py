@@ -43,8 +43,10 @@ class Results(unittest.TestCase):
         "lengths_23m": [("Three seeds", 0, WINDOWS), ("Three seeds", 1, SAME), ("Three seeds", 2, AGAINST),
                         ("Variants of stick-breaking", 0, WINDOWS), ("Variants of stick-breaking", 1, SAME),
                         ("Variants of stick-breaking", 2, AGAINST), ("Windows", 0, WINDOWS), ("Windows", 1, SAME),
-                        ("FIRE's threshold", 0, WINDOWS), ("Longer rows", 0, WINDOWS), ("Longer rows", 1, SAME)],
-        "lengths_23m_cad232f5": [("The same once more", 0, WINDOWS), ("The same once more", 1, SAME)],
+                        ("Windows", 2, AGAINST), ("FIRE's threshold", 0, WINDOWS), ("FIRE's threshold", 1, AGAINST),
+                        ("Longer rows", 0, WINDOWS), ("Longer rows", 1, SAME), ("Longer rows", 2, AGAINST)],
+        "lengths_23m_cad232f5": [("The same once more", 0, WINDOWS), ("The same once more", 1, SAME),
+                                 ("The same once more", 2, AGAINST)],
         "needles_23m": [("Needles beyond the trained length", n, task) for n, task in enumerate(
             ("Score of passkey", "Score of niah_single_1", "Score of niah_multikey_2"))],
         "needles_vt_23m": [("Needles beyond the trained length", 3, "Score of vt")],
@@ -89,7 +91,7 @@ class Results(unittest.TestCase):
 
     # Rates that a sweep has tried: (page, heading, which table, the variants of its rows).
     SWEEPS = {
-        "rows_4096_23m": ("results", "Longer rows", 2, ("stickbreaking", "rope")),
+        "rows_4096_23m": ("results", "Longer rows", 3, ("stickbreaking", "rope")),
         "rebased_gap_23m": ("results", "ReBased beside attention without positions", 0,
                             ("rebased", "rebased_learned", "rebased_deep", "rebased_gpt2", "none", "none_learned")),
         "mup_widths": ("optimizers", "Rates that carry over to other widths (muP)", 1,

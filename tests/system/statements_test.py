@@ -304,8 +304,8 @@ class Needles(Statements):
                   f"{shares[0]} in 16 times, and there {shares[1]} of the second kind of needle")
         multi = [self.percent("niah_multikey_2", SB, length) for length in (1024, 4096, 8192)]
         self.says("docs/results", f"stick-breaking {multi[0]}, and {multi[1]} in eight times")
-        self.says("docs/results", f"{shares[0]} of the passkeys in texts 16 times as long, and {multi[1]} among many needles at eight times, where "
-                  "RoPE finds none of either at twice the length")
+        self.says("docs/results", f"{shares[0]} of the passkeys in texts 16 times as long, and {multi[1]} among many needles at eight "
+                  "times, where RoPE finds none of either at twice the length")
         self.says("README", "with stick-breaking they find it in all texts of 4096 tokens and in at least "
                   f"{100 * min(passkeys[-1]):.0f}% of those of 8192 (five seeds)")
         self.says("README", f"Among many needles stick-breaking finds {multi[0]} at twice the trained length and {multi[2]} at 16 "
@@ -328,7 +328,17 @@ class Needles(Statements):
         earlier = scores_in(raw_lines("needles_23m_6257f116"))
         changed = max(abs(a - b) for place in earlier if place[:2] == ("niah_multikey_2", SB)
                       for a, b in zip(earlier[place], self.scores[place]))
-        self.says("docs/results", f"a single seed of stick-breaking changed by up to {changed:.2f}")
+        self.says("docs/results", f"among many needles a single seed of it changed by up to {changed:.2f}")
+        before = {place: f"{100 * mean(scores):.0f}%" for place, scores in earlier.items() if place[0] == "passkey"}
+        coca, strict = (before["passkey", model + NTK, 8192] for model in ("CoCA", "CoCA, strict"))
+        self.says("docs/results", f"CoCA with dynamic NTK found {coca} of the passkeys at 16 times the length, less than ALiBi, and "
+                  f"its strict form {strict}")
+        self.assertLess(mean(earlier["passkey", "CoCA" + NTK, 8192]), mean(earlier["passkey", "ALiBi", 8192]))
+        self.says("docs/results", f"with an earlier revision {coca.removesuffix('%')}% and {strict} at 16 times")
+        self.says("docs/results", f"RoPE's one seed with dynamic NTK found {max(earlier['passkey', 'RoPE' + NTK, 1024]):.0%}")
+        self.says("docs/results", f"and one of CoCA was at {min(earlier['niah_multikey_2', 'CoCA', 512]):.2f}")
+        self.assertEqual({min(earlier["passkey", SB, length]) for length in (512, 1024, 2048, 8192)}, {1})
+        self.assertEqual(sorted(earlier["passkey", SB, 4096]), [0.99, 1, 1, 1, 1])
         failed = [sum(score < 0.5 for score in scores["niah_multikey_2", "CoCA, strict", 512]) for scores in (earlier, self.scores)]
         self.assertEqual(failed, [1, 2])
 
@@ -340,6 +350,15 @@ class Needles(Statements):
                   "many at twice that and half at eight times, RoPE none at twice.")
         apart = max(max(seeds) - min(seeds) for (task, _, _), seeds in self.scores.items() if task == "vt")
         self.says("docs/results", f"Seeds differ by up to {apart:.2f}")
+        passkeys = {place[1:]: scores for place, scores in scores_in(raw_lines("needles_vt_23m")).items() if place[0] == "passkey"}
+        twice = [f"{score:.0%}" for score in passkeys["RoPE" + NTK, 2048]]
+        self.says("docs/results", "RoPE learns to find more passkeys with dynamic NTK, {}, {} and {} at twice their length, and {} at "
+                  "four times with one seed; without it {} with one seed".format(
+                      *twice, *(f"{max(passkeys[place]):.0%}" for place in (("RoPE" + NTK, 4096), ("RoPE", 2048)))))
+        self.says("docs/results", f"trained in rows of 1024 tokens, {min(twice)} to {max(twice)} with every seed")
+        self.says("README", f"trained on rows of 1024, {min(twice)} to {max(twice)} of those of 2048")
+        eight = passkeys[SB, 8192]
+        self.says("docs/results", f"stick-breaking finds {100 * min(eight):.0f}% to {100 * max(eight):.0f}% at eight times.")
         earlier = scores_in(raw_lines("needles_vt_23m_6257f116"))
         before = [earlier["vt", SB, length] for length in (1024, 2048, 4096, 8192)]
         self.says("docs/results", "gave stick-breaking {:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*map(mean, before)))
@@ -350,7 +369,7 @@ class Needles(Statements):
         found = sorted(self.scores["passkey", "RoPE" + NTK, 1024])
         self.assertEqual(found[:2], [0, 0])
         self.assertTrue(all(self.score("passkey", "RoPE" + NTK, length) == 0 for length in (2048, 4096, 8192)))
-        self.says("docs/results", f"(with dynamic NTK {found[2]:.0%} of the passkeys with one seed of three, else none)")
+        self.says("docs/results", f"(with dynamic NTK {found[2]:.0%} of the passkeys with one seed of three, else none;")
         self.says("README", f"but for one seed that finds {found[2]:.0%} of those of 1024 if the positions are scaled")
 
     def test_coca(self):
@@ -362,7 +381,7 @@ class Needles(Statements):
                   f"{at['CoCA', 1024]} and {at['CoCA', 4096]}")
         self.says("docs/results", f"it is {at[ntk, 8192]} and {at[strict, 8192]}")
         self.says("docs/results", f"{at[ntk, 1024]} at twice the length, {at[ntk, 4096]} at eight and {at[ntk, 8192]} at 16 times "
-                  f"(strict: all, {at[strict, 4096]}, {at[strict, 8192]})")
+                  f"(strict: all, {at[strict, 4096]}, {at[strict, 8192]};")
 
 
 class Pair(Losses):
@@ -410,7 +429,10 @@ class Pair(Losses):
         self.says("docs/results", "and found {} and {} of the needles at four times with dynamic NTK, {} and {} at eight "
                   "times".format(*again))
         self.says("README", f"RoPE in none of 4096, and with dynamic NTK in {ntk[0]}% of these, {ntk[2]}% of 8192 and none beyond")
-        self.says("README", f"in a repetition RoPE with dynamic NTK found {again[0]}% of 8192 and {again[2]}% of 16,384")
+        alone, *twice = (round(100 * self.scores["passkey", "RoPE, on four GPUs" + scaled, 4096]) for scaled in ("", NTK))
+        self.says("README", f"in a repetition RoPE found {alone}% of 4096, and with dynamic NTK {twice[0]}%, {again[0]}% and "
+                  f"{again[2]}% up to 16,384")
+        self.says("docs/results", f"(in a repetition {alone}%, and {twice[0]}%, {again[0]}% and {again[2]}%)")
 
 
 class Others(Statements):
@@ -455,7 +477,7 @@ class Others(Statements):
         self.says("docs/results", "have the same figures in five of eight runs; in the other three ReBased had {:.3f} and {:.3f}, which is "
                   "ahead, and Based {:.3f}".format(*others.values()))
         lead = earlier["1bc81c6e", "rebased", "1e-2"] - earlier["1bc81c6e", "based", "3e-3"]
-        self.says("docs/results", f"(one run, rounded otherwise, was {lead:.3f} ahead)")
+        self.says("docs/results", f"but with one of them by {min(ahead):.3f}, and another run, rounded otherwise, was {lead:.3f} ahead")
 
     def test_attention_of_based_and_rebased(self):
         heads = {line["label"]: line["heads"] for line in raw_lines("mqar_positions")}
@@ -489,9 +511,16 @@ class Others(Statements):
     def test_rebased_beside_attention_without_positions(self):
         points = plot_sweep.best_points(runs_of("rebased_gap_23m"), "train.lr", "loss")
         best = {variant: min(loss for loss, in of_rate.values()) for variant, of_rate in points.items()}
-        self.says("docs/results", f"is ahead of attention without positions, by {best['none'] - best['rebased']:.2f} nats. With "
-                  "learned positions, which help attention more, it is behind by "
-                  f"{best['rebased_learned'] - best['none_learned']:.2f}.")
+        ahead, behind = best["none"] - best["rebased"], best["rebased_learned"] - best["none_learned"]
+        self.says("docs/results", f"is ahead of attention without positions, by {ahead:.2f} nats")
+        self.says("docs/results", f"which the sizes of the paper's models point to, it is behind by {behind:.2f}")
+        self.says("docs/results", f"it is behind by {behind:.2f} nats, each at the best of four rates; without any it is ahead by "
+                  f"{ahead:.2f}")
+        at_4e3 = next(run["best_loss"] for run in runs_of("rebased_gap_23m") if run["name"] == "rebased/lr=4e-3")
+        self.says("docs/results", "More layers help it by {:.2f}, GPT-2's layout by {:.2f}, the larger rate by {:.2f}.".format(
+            best["rebased"] - best["rebased_deep"], best["rebased"] - best["rebased_gpt2"], at_4e3 - best["rebased"]))
+        self.says("docs/results", "learned positions help attention by {:.2f} nats and ReBased by {:.2f}".format(
+            best["none"] - best["none_learned"], best["rebased"] - best["rebased_learned"]))
 
     def test_the_warmup_of_1b(self):
         with_mup, without = (line["validation"]["loss"] for line in raw_lines("warmup_1b_sb"))
@@ -516,9 +545,11 @@ class Others(Statements):
         faster = [seconds["RoPE, NTK", length] / seconds[SB, length] for length in (16384, 65536, 131072, million)]
         self.says("docs/long_context", "So skipping makes stick-breaking {:.1f}, {:.1f}, {:.1f} and {:.1f} times as fast as "
                   "RoPE".format(*faster))
-        self.says("README", f"which finds {found[SB, million]} of 20 passkeys where RoPE finds none, and runs {faster[-1]:.1f} "
-                  "times as fast")
-        self.says("docs/results", f"it finds {found[SB, million]} of 20 passkeys ({found[SB, 131072]} of 20 at 131,072)")
+        fewer = [found[rope, 131072] for rope in reversed(ropes)]
+        self.says("README", f"which finds {found[SB, million]} of 20 passkeys where RoPE finds none (of those in 131,072 tokens "
+                  f"{found[SB, 131072]}, and RoPE {fewer[0]} or {fewer[1]}), and runs {faster[-1]:.1f} times as fast")
+        self.says("docs/results", f"it finds {found[SB, million]} of 20 passkeys (26% to 66%), and {found[SB, 131072]} of 20 at 131,072")
+        self.says("docs/results", f"though it finds only {fewer[1]} and {fewer[0]} of 20 there")
 
 
 if __name__ == "__main__":
