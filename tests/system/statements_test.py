@@ -51,6 +51,11 @@ def saved_by_skipping(name):
             for row in rows if 0 < row["epsilon"] < 1e-6 for part in ("model_forward", "model_training")}
 
 
+def spread(values):
+    """The mean and standard deviation, with two decimals."""
+    return f"{mean(values):.2f} ± {stdev(values):.2f}"
+
+
 class Statements(unittest.TestCase):
     maxDiff = None
 
@@ -134,7 +139,7 @@ class Lengths(Losses):
                   f"16384 tokens, and {mean(later):.2f} on average")
         self.assertTrue(all(mean(windows[SB, a]) > mean(windows[SB, b]) for a, b in zip(LENGTHS[:4], LENGTHS[1:5])))
         self.assertTrue(min(later) < 0 < max(later))
-        self.says("docs/results", f"it falls by {mean(falls):.2f} nats from 512 to 4096 tokens, with every seed, and on average "
+        self.says("docs/results", f"it falls by {mean(falls):.2f} nats ({min(falls):.2f} to {max(falls):.2f} by seed) from 512 to 4096 tokens, and on average "
                   f"no further (one seed falls by {-min(later):.2f} more, one rises by {max(later):.2f}), where ALiBi falls by "
                   f"{alibi:.2f} to 1024")
         self.says("docs/results", "stick-breaking has a loss of {:.2f}, {:.2f} and {:.2f}, ALiBi of {:.2f}, {:.2f} and "
@@ -150,10 +155,10 @@ class Lengths(Losses):
         self.says("docs/results", f"at twice the length the loss is higher by {mean(twice):.2f} nats in windows of their own "
                   f"text, with every seed though that text is easier, and by "
                   f"{mean(self.rises(same, 'RoPE' + NTK, 512, 1024)):.2f} on the same targets")
-        self.says("docs/results", "from {:.2f} to {:.2f} nats at 32 times the length, and from {:.2f} to {:.2f} at twice".format(
-            *(mean(windows[model, length]) for length in (16384, 1024) for model in ("RoPE", "RoPE" + NTK))))
-        self.says("docs/results", "at 32 times the length ALiBi has {:.2f} nats, FIRE {:.2f} and RoPE with dynamic NTK "
-                  "{:.2f}".format(*(mean(windows[model, 16384]) for model in ("ALiBi", "FIRE", "RoPE" + NTK))))
+        self.says("docs/results", "from {} to {} nats at 32 times the length, and from {} to {} at twice".format(
+            *(spread(windows[model, length]) for length in (16384, 1024) for model in ("RoPE", "RoPE" + NTK))))
+        self.says("docs/results", "at 32 times the length ALiBi has {} nats, FIRE {} and RoPE with dynamic NTK "
+                  "{}".format(*(spread(windows[model, 16384]) for model in ("ALiBi", "FIRE", "RoPE" + NTK))))
         for fire in ("FIRE", "FIRE, L0 of 128"):
             self.assertTrue(self.ahead(windows, "ALiBi", fire, BEYOND))
         self.says("docs/results", f"at 32 times the length it is ahead by {self.gap(windows, 'FIRE', 'ALiBi', 16384):.1f} nats; "
@@ -166,8 +171,8 @@ class Lengths(Losses):
             self.assertTrue(self.ahead(windows, "CoCA" + scaled, "RoPE" + scaled, BEYOND), scaled)
         self.says("docs/results", "at 16384 tokens it has {:.2f} nats (RoPE {:.2f}), with dynamic NTK {:.2f} (RoPE {:.2f})".format(
             *(mean(windows[model + scaled, 16384]) for scaled in ("", NTK) for model in ("CoCA", "RoPE"))))
-        self.says("docs/results", "at 32 times the length {:.2f} nats against {:.2f}, both with dynamic NTK {:.2f} against "
-                  "{:.2f}".format(*(mean(windows[model + scaled, 16384]) for scaled in ("", NTK) for model in ("CoCA", "RoPE"))))
+        self.says("docs/results", "at 32 times the length {} nats against {}, both with dynamic NTK {} against "
+                  "{}".format(*(spread(windows[model + scaled, 16384]) for scaled in ("", NTK) for model in ("CoCA", "RoPE"))))
         self.assertTrue(self.ahead(windows, "ALiBi", "RoPE" + NTK, BEYOND))
         self.says("docs/results", f"Within the trained length CoCA is {self.gap(windows, 'CoCA', 'RoPE', 512):.2f} nats behind "
                   "RoPE")
@@ -304,8 +309,8 @@ class Needles(Statements):
                   f"{shares[0]} in 16 times, and there {shares[1]} of the second kind of needle")
         multi = [self.percent("niah_multikey_2", SB, length) for length in (1024, 4096, 8192)]
         self.says("docs/results", f"stick-breaking {multi[0]}, and {multi[1]} in eight times")
-        self.says("docs/results", f"{shares[0]} of the passkeys in texts 16 times as long, and {multi[1]} among many needles at eight "
-                  "times, where RoPE finds none of either at twice the length")
+        self.says("docs/results", f"{shares[0]} of the passkeys in texts 16 times as long, and {multi[1]} ± "
+                  f"{100 * stdev(self.scores['niah_multikey_2', SB, 4096]):.0f}% among many needles at eight times, where RoPE finds none of either at twice the length")
         self.says("README", "with stick-breaking they find it in all texts of 4096 tokens and in at least "
                   f"{100 * min(passkeys[-1]):.0f}% of those of 8192 (five seeds)")
         self.says("README", f"Among many needles stick-breaking finds {multi[0]} at twice the trained length and {multi[2]} at 16 "
