@@ -24,7 +24,7 @@ def plain(text):
     return " ".join(text.split())
 
 
-PAGES = {name: plain(page_of(name)) for name in ("README", "docs/results", "docs/long_context")}
+PAGES = {name: plain(page_of(name)) for name in ("README", "docs/results", "docs/long_context", "docs/experiments")}
 
 
 def between(values, digits=2):
@@ -483,6 +483,18 @@ class Others(Statements):
                   "ahead, and Based {:.3f}".format(*others.values()))
         lead = earlier["1bc81c6e", "rebased", "1e-2"] - earlier["1bc81c6e", "based", "3e-3"]
         self.says("docs/results", f"but with one of them by {min(ahead):.3f}, and another run, rounded otherwise, was {lead:.3f} ahead")
+
+    def test_attention_maps(self):
+        heads = {line["label"]: [head for head in line["heads"] if head["layer"] == 1] for line in raw_lines("attention_maps")}
+        top = {label: [head["iou_top"] for head in of_model] for label, of_model in heads.items()}
+        _, second, third = top[SB]
+        self.says("docs/experiments", f"the largest weight of the third head is on the answer for {third:.1%} of the queries, of the "
+                  f"second for {second:.0%}")
+        self.says("docs/experiments", "their largest weight is on the answer for {:.0%}, {:.0%} and {:.0%} of the queries; but only "
+                  "{:.2f} to {:.2f} of their weight lies there".format(*top["RoPE"], *(
+                      bound(head["mass"] for head in heads["RoPE"]) for bound in (min, max))))
+        self.says("docs/results", f"for {third:.1%} of the queries, and")
+        self.says("docs/results", "heads do so for {:.0f}% to {:.0%}".format(100 * min(top["RoPE"]), max(top["RoPE"])))
 
     def test_attention_of_based_and_rebased(self):
         heads = {line["label"]: line["heads"] for line in raw_lines("mqar_positions")}
