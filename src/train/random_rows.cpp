@@ -19,8 +19,8 @@ PackedBatch random_rows(const TrainConfig& train, const ModelConfig& model, int6
   batch.tokens.assign(drawn.begin(), drawn.end() - 1);
   batch.targets.assign(drawn.begin() + 1, drawn.end());
   for (int64_t t = 0; t < T; ++t) {
-    batch.positions.push_back(static_cast<int32_t>(t % L));
     const int64_t at = t % L;
+    batch.positions.push_back(static_cast<int32_t>(at));
     const bool has_target = (at + 1) * targets / L > at * targets / L;
     if (!has_target) batch.targets[static_cast<size_t>(t)] = -1;
   }

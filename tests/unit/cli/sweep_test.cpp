@@ -231,7 +231,7 @@ TEST(Sweep, ShippedSweepsNameRunsThatLoad) {
       ++count;
     }
   }
-  EXPECT_EQ(count, 2 * 6 * 4 + 2 * 4 * 2 + 2 * 2 * 2 * 2 + 7 * 6 + 3 * 3 * 4 + 3 * 3 +
+  EXPECT_EQ(count, 2 * 6 * 4 + 2 * 4 * 2 + 2 * 2 * (3 + 1) + 7 * 6 + 3 * 3 * 4 + 3 * 3 +
                        5 * 3 * 4 * 4 + 5 + 2 * 3 + 8 * 5 + 8 * 4 * 4 + 8 * 4 * 2 + 2 * 7 + 6 * 4 +
                        4 * 5);
 }
