@@ -7,7 +7,7 @@
 #                        [-- TRAINING OPTIONS]
 #   scripts/pair_350m.sh --corpus corpus/packages
 #
-# A step has 64 rows of 2048 tokens, the warmup 100 steps; the paper has 256 rows (an assumption) and 15e9 tokens. Each
+# A step has 64 rows of 2048 tokens, the warmup 100 steps; 350m_sb.yaml assumes 256 rows, the paper has 15e9 tokens. Each
 # model trains for --steps (1070, which read 140M tokens) at each of --rates, --jobs of these runs at a time, one for each
 # GPU (the default). A tenth of the steps does not tell which rate is the best: there the loss is at 5.7 nats on its way
 # from 10.5 to 2.1, and RoPE's was the lower the lower the rate, down to 1.25e-4. The run with the lowest loss is

@@ -5,7 +5,7 @@ condition. Where the experiment is measured anew, this says which sentences are 
 import re
 import unittest
 from operator import itemgetter
-from statistics import mean, stdev
+from statistics import mean
 
 from published import best_accuracies, long_contexts, looking_up, page_of, raw_lines, runs_of, times_of
 
@@ -32,6 +32,11 @@ def between(values, digits=2):
     return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
+def percents(shares):
+    """"A% to B%", of shares in any order."""
+    return f"{100 * min(shares):.0f}% to {100 * max(shares):.0f}%"
+
+
 def scores_in(lines):
     """{(task, model, length): [a score of each seed]}"""
     scores = {}
@@ -49,11 +54,6 @@ def saved_by_skipping(name):
     whole = {row["length"]: row for row in rows if row["epsilon"] == 0}
     return {(part, row["length"]): 1 - row[f"{part}_seconds"] / whole[row["length"]][f"{part}_seconds"]
             for row in rows if 0 < row["epsilon"] < 1e-6 for part in ("model_forward", "model_training")}
-
-
-def spread(values):
-    """The mean and standard deviation, with two decimals."""
-    return f"{mean(values):.2f} ± {stdev(values):.2f}"
 
 
 class Statements(unittest.TestCase):
@@ -139,8 +139,8 @@ class Lengths(Losses):
                   f"16384 tokens, and {mean(later):.2f} on average")
         self.assertTrue(all(mean(windows[SB, a]) > mean(windows[SB, b]) for a, b in zip(LENGTHS[:4], LENGTHS[1:5])))
         self.assertTrue(min(later) < 0 < max(later))
-        self.says("docs/results", f"it falls by {mean(falls):.2f} nats ({min(falls):.2f} to {max(falls):.2f} by seed) from 512 to 4096 tokens, and on average "
-                  f"no further (one seed falls by {-min(later):.2f} more, one rises by {max(later):.2f}), where ALiBi falls by "
+        self.says("docs/results", f"it falls by {mean(falls):.2f} nats ({between(falls)} by seed) from 512 to 4096 tokens, and on "
+                  f"average no further (one seed falls by {-min(later):.2f} more, one rises by {max(later):.2f}), where ALiBi falls by "
                   f"{alibi:.2f} to 1024")
         self.says("docs/results", "stick-breaking has a loss of {:.2f}, {:.2f} and {:.2f}, ALiBi of {:.2f}, {:.2f} and "
                   "{:.2f}.".format(*self.bigrams[SB, 16384], *self.bigrams["ALiBi", 16384]))
@@ -156,9 +156,9 @@ class Lengths(Losses):
                   f"text, with every seed though that text is easier, and by "
                   f"{mean(self.rises(same, 'RoPE' + NTK, 512, 1024)):.2f} on the same targets")
         self.says("docs/results", "from {} to {} nats at 32 times the length, and from {} to {} at twice".format(
-            *(spread(windows[model, length]) for length in (16384, 1024) for model in ("RoPE", "RoPE" + NTK))))
+            *(tables.spread(windows[model, length], 2) for length in (16384, 1024) for model in ("RoPE", "RoPE" + NTK))))
         self.says("docs/results", "at 32 times the length ALiBi has {} nats, FIRE {} and RoPE with dynamic NTK "
-                  "{}".format(*(spread(windows[model, 16384]) for model in ("ALiBi", "FIRE", "RoPE" + NTK))))
+                  "{}".format(*(tables.spread(windows[model, 16384], 2) for model in ("ALiBi", "FIRE", "RoPE" + NTK))))
         for fire in ("FIRE", "FIRE, L0 of 128"):
             self.assertTrue(self.ahead(windows, "ALiBi", fire, BEYOND))
         self.says("docs/results", f"at 32 times the length it is ahead by {self.gap(windows, 'FIRE', 'ALiBi', 16384):.1f} nats; "
@@ -172,7 +172,8 @@ class Lengths(Losses):
         self.says("docs/results", "at 16384 tokens it has {:.2f} nats (RoPE {:.2f}), with dynamic NTK {:.2f} (RoPE {:.2f})".format(
             *(mean(windows[model + scaled, 16384]) for scaled in ("", NTK) for model in ("CoCA", "RoPE"))))
         self.says("docs/results", "at 32 times the length {} nats against {}, both with dynamic NTK {} against "
-                  "{}".format(*(spread(windows[model + scaled, 16384]) for scaled in ("", NTK) for model in ("CoCA", "RoPE"))))
+                  "{}".format(*(tables.spread(windows[model + scaled, 16384], 2) for scaled in ("", NTK)
+                                for model in ("CoCA", "RoPE"))))
         self.assertTrue(self.ahead(windows, "ALiBi", "RoPE" + NTK, BEYOND))
         self.says("docs/results", f"Within the trained length CoCA is {self.gap(windows, 'CoCA', 'RoPE', 512):.2f} nats behind "
                   "RoPE")
@@ -264,8 +265,7 @@ class LengthsAgain(Losses):
         self.says("docs/results", f"within {self.changes(SB, self.of_windows)[0]:.3f} nats in windows of their own text and "
                   f"{self.changes(SB, self.of_same)[0]:.3f} on the same targets")
         falls = self.rises(self.same, SB, 4096, 512)
-        self.says("docs/results", f"gains {mean(falls):.2f} nats to eight times the length ({min(falls):.2f} to {max(falls):.2f} with "
-                  "each seed)")
+        self.says("docs/results", f"gains {mean(falls):.2f} nats to eight times the length ({between(falls)} with each seed)")
         ahead, low, high = self.behind(SB, "RoPE", 512)
         self.says("docs/results", f"At the trained length RoPE is ahead by {ahead:.3f} nats ({low:.3f} to {high:.3f} over documents)")
 
@@ -304,13 +304,14 @@ class Needles(Statements):
         self.assertEqual({len(seeds) for seeds in passkeys}, {5})
         self.assertTrue(all(min(seeds) == 1 for seeds in passkeys[:-1]))
         single = self.scores["niah_single_1", SB, 8192]
-        shares = [f"{100 * min(seeds):.0f}% to {100 * max(seeds):.0f}%" for seeds in (passkeys[-1], single)]
+        shares = [percents(seeds) for seeds in (passkeys[-1], single)]
         self.says("docs/results", "stick-breaking finds every passkey in texts eight times as long as those of the training and "
                   f"{shares[0]} in 16 times, and there {shares[1]} of the second kind of needle")
         multi = [self.percent("niah_multikey_2", SB, length) for length in (1024, 4096, 8192)]
         self.says("docs/results", f"stick-breaking {multi[0]}, and {multi[1]} in eight times")
-        self.says("docs/results", f"{shares[0]} of the passkeys in texts 16 times as long, and {multi[1]} ± "
-                  f"{100 * stdev(self.scores['niah_multikey_2', SB, 4096]):.0f}% among many needles at eight times, where RoPE finds none of either at twice the length")
+        eight = tables.spread([100 * score for score in self.scores["niah_multikey_2", SB, 4096]], 0).replace(" ±", "% ±")
+        self.says("docs/results", f"{shares[0]} of the passkeys in texts 16 times as long, and {eight}% among many needles at eight "
+                  "times, where RoPE finds none of either at twice the length")
         self.says("README", "with stick-breaking they find it in all texts of 4096 tokens and in at least "
                   f"{100 * min(passkeys[-1]):.0f}% of those of 8192 (five seeds)")
         self.says("README", f"Among many needles stick-breaking finds {multi[0]} at twice the trained length and {multi[2]} at 16 "
@@ -339,7 +340,7 @@ class Needles(Statements):
         self.says("docs/results", f"CoCA with dynamic NTK found {coca} of the passkeys at 16 times the length, less than ALiBi, and "
                   f"its strict form {strict}")
         self.assertLess(mean(earlier["passkey", "CoCA" + NTK, 8192]), mean(earlier["passkey", "ALiBi", 8192]))
-        self.says("docs/results", f"with an earlier revision {coca.removesuffix('%')}% and {strict} at 16 times")
+        self.says("docs/results", f"with an earlier revision {coca} and {strict} at 16 times")
         self.says("docs/results", f"RoPE's one seed with dynamic NTK found {max(earlier['passkey', 'RoPE' + NTK, 1024]):.0%}")
         self.says("docs/results", f"and one of CoCA was at {min(earlier['niah_multikey_2', 'CoCA', 512]):.2f}")
         self.assertEqual({min(earlier["passkey", SB, length]) for length in (512, 1024, 2048, 8192)}, {1})
@@ -356,14 +357,13 @@ class Needles(Statements):
         apart = max(max(seeds) - min(seeds) for (task, _, _), seeds in self.scores.items() if task == "vt")
         self.says("docs/results", f"Seeds differ by up to {apart:.2f}")
         passkeys = {place[1:]: scores for place, scores in scores_in(raw_lines("needles_vt_23m")).items() if place[0] == "passkey"}
-        twice = [f"{score:.0%}" for score in passkeys["RoPE" + NTK, 2048]]
-        self.says("docs/results", "RoPE learns to find more passkeys with dynamic NTK, {}, {} and {} at twice their length, and {} at "
-                  "four times with one seed; without it {} with one seed".format(
-                      *twice, *(f"{max(passkeys[place]):.0%}" for place in (("RoPE" + NTK, 4096), ("RoPE", 2048)))))
-        self.says("docs/results", f"trained in rows of 1024 tokens, {min(twice)} to {max(twice)} with every seed")
-        self.says("README", f"trained on rows of 1024, {min(twice)} to {max(twice)} of those of 2048")
-        eight = passkeys[SB, 8192]
-        self.says("docs/results", f"stick-breaking finds {100 * min(eight):.0f}% to {100 * max(eight):.0f}% at eight times.")
+        twice = passkeys["RoPE" + NTK, 2048]
+        self.says("docs/results", "RoPE learns to find more passkeys with dynamic NTK, {:.0%}, {:.0%} and {:.0%} at twice their "
+                  "length, and {:.0%} at four times with one seed; without it {:.0%} with one seed".format(
+                      *twice, max(passkeys["RoPE" + NTK, 4096]), max(passkeys["RoPE", 2048])))
+        self.says("docs/results", f"trained in rows of 1024 tokens, {percents(twice)} with every seed")
+        self.says("README", f"trained on rows of 1024, {percents(twice)} of those of 2048")
+        self.says("docs/results", f"stick-breaking finds {percents(passkeys[SB, 8192])} at eight times.")
         earlier = scores_in(raw_lines("needles_vt_23m_6257f116"))
         before = [earlier["vt", SB, length] for length in (1024, 2048, 4096, 8192)]
         self.says("docs/results", "gave stick-breaking {:.2f}, {:.2f}, {:.2f} and {:.2f}".format(*map(mean, before)))
@@ -463,24 +463,22 @@ class Others(Statements):
         self.says("docs/results", "Of the 16 runs eleven reach 0.99, three stay at a guess")
         longer = best_accuracies("mqar_1024_short")
         self.says("docs/results", f"{longer['rebased']:.3f} against {longer['based']:.3f}. The paper's runs are four times as long")
-        accuracy = {tuple(run[key] if key in run else run["grid"][key] for key in ("variant", "train.lr", "seed")): run["best_accuracy"]
-                    for run in runs_of("mqar_512_short")}
-        best = {variant: [max(accuracy[variant, rate, seed] for rate in ("3e-3", "1e-2")) for seed in "123"]
-                for variant in ("based", "rebased")}
-        behind = "{:.3f} ± {:.3f} against {:.3f} ± {:.3f}".format(
-            *(measure(best[variant]) for variant in ("rebased", "based") for measure in (mean, stdev)))
-        self.says("docs/results", f"it is behind with every seed, {behind}")
+        accuracies = {}  # {(variant, rate): of each seed}
+        for run in sorted(runs_of("mqar_512_short"), key=lambda run: run["grid"]["seed"]):
+            accuracies.setdefault((run["variant"], run["grid"]["train.lr"]), []).append(run["best_accuracy"])
+        best = {variant: list(map(max, accuracies[variant, "3e-3"], accuracies[variant, "1e-2"])) for variant in ("based", "rebased")}
+        self.says("docs/results", "it is behind with every seed, {} against {}".format(
+            *(tables.spread(best[variant], 3) for variant in ("rebased", "based"))))
         ahead = [based - rebased for based, rebased in zip(best["based"], best["rebased"])]
         self.says("docs/results", "by {:.2f}, {:.3f} and {:.2f}".format(*ahead))
-        apart = max(max(seeds) - min(seeds) for variant in best for rate in ("3e-3", "1e-2")
-                    for seeds in [[accuracy[variant, rate, seed] for seed in "123"]])
+        apart = max(max(seeds) - min(seeds) for seeds in accuracies.values())
         self.says("docs/results", f"at one rate seeds differ by up to {apart:.2f}")
         earlier = {(revision, run["variant"], run["grid"]["train.lr"]): run["best_accuracy"] for revision in ("1bc81c6e", "cad232f5")
                    for run in runs_of(f"mqar_512_short_{revision}")}
-        others = {place: value for place, value in earlier.items() if value != accuracy[*place[1:], "1"]}
+        others = {place: value for place, value in earlier.items() if value != accuracies[place[1:]][0]}
         self.assertEqual([variant for _, variant, _ in others], ["rebased", "rebased", "based"])
-        self.says("docs/results", "have the same figures in five of eight runs; in the other three ReBased had {:.3f} and {:.3f}, which is "
-                  "ahead, and Based {:.3f}".format(*others.values()))
+        self.says("docs/results", "have the same figures in five of eight runs; in the other three ReBased had {:.3f} and {:.3f}, "
+                  "which is ahead, and Based {:.3f}".format(*others.values()))
         lead = earlier["1bc81c6e", "rebased", "1e-2"] - earlier["1bc81c6e", "based", "3e-3"]
         self.says("docs/results", f"but with one of them by {min(ahead):.3f}, and another run, rounded otherwise, was {lead:.3f} ahead")
 
@@ -494,7 +492,7 @@ class Others(Statements):
                   "{:.2f} to {:.2f} of their weight lies there".format(*top["RoPE"], *(
                       bound(head["mass"] for head in heads["RoPE"]) for bound in (min, max))))
         self.says("docs/results", f"for {third:.1%} of the queries, and")
-        self.says("docs/results", "heads do so for {:.0f}% to {:.0%}".format(100 * min(top["RoPE"]), max(top["RoPE"])))
+        self.says("docs/results", f"heads do so for {percents(top['RoPE'])}")
 
     def test_attention_of_based_and_rebased(self):
         heads = {line["label"]: line["heads"] for line in raw_lines("mqar_positions")}
@@ -565,7 +563,8 @@ class Others(Statements):
         fewer = [found[rope, 131072] for rope in reversed(ropes)]
         self.says("README", f"which finds {found[SB, million]} of 20 passkeys where RoPE finds none (of those in 131,072 tokens "
                   f"{found[SB, 131072]}, and RoPE {fewer[0]} or {fewer[1]}), and runs {faster[-1]:.1f} times as fast")
-        self.says("docs/results", f"it finds {found[SB, million]} of 20 passkeys (26% to 66%), and {found[SB, 131072]} of 20 at 131,072")
+        interval = percents([answers[SB, million][bound] for bound in ("low", "high")])
+        self.says("docs/results", f"it finds {found[SB, million]} of 20 passkeys ({interval}), and {found[SB, 131072]} of 20 at 131,072")
         self.says("docs/results", f"though it finds only {fewer[1]} and {fewer[0]} of 20 there")
 
 
